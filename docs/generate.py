@@ -25,7 +25,7 @@ from outrider.config import DeviceConfig, GenerationConfig, SchedulerConfig
 from outrider.config.files import find_presets
 from outrider.config.option import options_of
 from outrider_export.describe.architectures import ARCHITECTURES
-from outrider_export.direct.forms import FORMS
+from outrider_export.direct.archs import ARCHS
 
 DOCS = Path(__file__).parent
 WIDTH = 100  # of help text
@@ -451,7 +451,7 @@ def models_page() -> str:
             + (f" and {each.states}" if each.states else "")
             + (", mixture of experts" if each.experts else ""),
             "OpenVINO, ONNX" if each.onnx else "OpenVINO",
-            "no" if each.name not in FORMS else "checkpoints, GGUF" if FORMS[each.name].gguf else "checkpoints",
+            "no" if each.name not in ARCHS else "checkpoints, GGUF" if ARCHS[each.name].gguf else "checkpoints",
             "yes",
             "copies, draft model" + (", heads" if each.features else ""),
             ", ".join(filter(None, ("random weights", _layouts_of(each.name, layouts), each.real))),
@@ -461,11 +461,11 @@ def models_page() -> str:
     for name, rule in REFUSED.items():
         of_rule.setdefault((rule, PEERS[name]), []).append(f"`{name}`")
     refused = "\n".join(f"| {', '.join(names)} | {rule} | {peer} |" for (rule, peer), names in of_rule.items())
-    converted = [each for each in ARCHITECTURES.values() if each.name in FORMS]
+    converted = [each for each in ARCHITECTURES.values() if each.name in ARCHS]
     as_llama = ("ministral", "mistral", "mixtral")  # whose GGUF files name the architecture so
     lists = {
-        "with_torch": [name for name in ARCHITECTURES if name not in FORMS],
-        "without_gguf": [each.name for each in converted if not FORMS[each.name].gguf and each.name not in as_llama],
+        "with_torch": [name for name in ARCHITECTURES if name not in ARCHS],
+        "without_gguf": [each.name for each in converted if not ARCHS[each.name].gguf and each.name not in as_llama],
         "without_heads": [each.name for each in ARCHITECTURES.values() if not each.features],
     }
     named = {what: ", ".join(f"`{name}`" for name in names) for what, names in lists.items()}

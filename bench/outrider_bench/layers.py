@@ -17,9 +17,10 @@ import msgspec
 import numpy as np
 
 from outrider.bundle import Bundle, DrafterEntry, read_bundle
+from outrider.bundle.fields import NAME
 from outrider.bundle.fit import check_fit
 from outrider.bundle.kinds import RESERVED_NAMES
-from outrider.bundle.manifest import NAME, describe_layers, replace_manifest
+from outrider.bundle.manifest import describe_layers, replace_manifest
 from outrider.config import Config
 from outrider.drafters import SelfModel
 from outrider.drafters.prediction import Costs, SpeedPrediction, best_draft

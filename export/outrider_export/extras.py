@@ -23,7 +23,7 @@ def check_extra(why: str, format: str, but: str = "") -> None:  # noqa: A002
 
 
 def has_pytorch() -> bool:
-    """Whether the packages are there that convert an architecture without an entry in `direct.forms`."""
+    """Whether the packages are there that convert an architecture without an entry in `direct.archs`."""
     return not missing("openvino")
 
 

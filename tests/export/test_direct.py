@@ -35,11 +35,11 @@ from outrider_export.describe.describe_file import describe_gguf
 from outrider_export.describe.geometry import check_ir, geometry_of_gguf
 from outrider_export.describe.plan import make_plan
 from outrider_export.direct import fp8
+from outrider_export.direct.archs import ARCHS
 from outrider_export.direct.blocks import MLP, MOE, Blocks, block_kinds
 from outrider_export.direct.codes import rounded
 from outrider_export.direct.convert import describe_layers, open_weights
 from outrider_export.direct.describe import NotDirect, describe
-from outrider_export.direct.forms import FORMS
 from outrider_export.direct.gguf_config import decoder_of
 from outrider_export.direct.graph import build
 from outrider_export.direct.pack import matrices_of, pack
@@ -59,7 +59,7 @@ from toys import in_threads
 TOKENS = np.random.default_rng(3).integers(0, 400, size=48).tolist()
 STATEFUL = [
     name
-    for name in FORMS
+    for name in ARCHS
     if CONFIGS[name].get("layer_types", CONFIGS[name].get("layers_block_type", [""]))[0] in STATES
     or "linear_num_key_heads" in CONFIGS[name]
 ]
@@ -127,7 +127,7 @@ def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.fast_cases(10)
 @pytest.mark.usefixtures("in_pieces")
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", ARCHS)
 def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model, folder = saved(name, tmp_path / name)
     graph = graph_of(folder, "fp32", tmp_path / "scratch")
@@ -135,7 +135,7 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.fast_cases(6)
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", ARCHS)
 def test_the_graph_has_the_form_that_the_runtime_expects(name: str, tmp_path: Path) -> None:
     _, folder = saved(name, tmp_path / name)
     graph = graph_of(folder, "int8", tmp_path / "scratch")
@@ -148,7 +148,7 @@ def test_the_graph_has_the_form_that_the_runtime_expects(name: str, tmp_path: Pa
     assert kinds.count("PagedCausalConv1D") == len([kind for kind in decoder.states if kind])
     assert kinds.count("PagedGatedDeltaNet") == decoder.states.count("gated_delta_net")
     assert kinds.count("PagedSelectiveSSM") == decoder.states.count("selective_ssm")
-    is_other = decoder.blocks or decoder.streams or decoder.form.layers == "parallel"
+    is_other = decoder.blocks or decoder.streams or decoder.arch.layers == "parallel"
     assert len(hidden_states_of(graph, count)) == (0 if is_other else count + 2)
     products = sum(len(layer.experts.shapes) for layer in decoder.layers if layer.experts)
     if products:  # the chosen experts alone are computed
@@ -157,7 +157,7 @@ def test_the_graph_has_the_form_that_the_runtime_expects(name: str, tmp_path: Pa
         with pytest.raises(BundleError, match="makes queries, keys or values of a shorter row"):
             projections_of(graph, count, attended=64)
         return
-    if decoder.states or products or decoder.form.varied or decoder.form.ungated or decoder.form.layers == "parallel":
+    if decoder.states or products or decoder.arch.varied or decoder.arch.ungated or decoder.arch.layers == "parallel":
         return
     for i, layer in enumerate(projections_of(graph, count, attended=decoder.num_heads * decoder.head_size)):
         queries, keys, values = (layer[name] for name in ATTENTION[:3])  # one product, if they have one form
@@ -167,7 +167,7 @@ def test_the_graph_has_the_form_that_the_runtime_expects(name: str, tmp_path: Pa
         assert (queries.begin, keys.begin, values.begin) == (0, shapes[0][0], shapes[0][0] + shapes[1][0])
 
 
-_WITH_GGUF = [name for name in STATEFUL if FORMS[name].gguf]
+_WITH_GGUF = [name for name in STATEFUL if ARCHS[name].gguf]
 
 
 @pytest.mark.fast_cases(1)
@@ -477,7 +477,7 @@ def write_gguf(
     an MTP module, if the checkpoint has one. keys: of the tokenizer's metadata.
     """
     found = open_weights(folder, is_gguf=False)  # what it computes was judged above; its files are read here anew
-    decoder, form = found.decoder, FORMS[name]
+    decoder, form = found.decoder, ARCHS[name]
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     in_gguf = form.gguf or {"granitemoe_swa": "granite_swa"}.get(name, "llama")  # Mixtral's
     in_gguf += "_moe" if decoder.blocks and decoder.experts else ""
@@ -632,7 +632,7 @@ _IN_GGUF: dict[str, dict[str, Any]] = {
 
 @pytest.mark.fast_cases(8)
 @pytest.mark.usefixtures("in_pieces")
-@pytest.mark.parametrize("name", [*(form.name for form in FORMS.values() if form.gguf), "mixtral", "granitemoe_swa"])
+@pytest.mark.parametrize("name", [*(form.name for form in ARCHS.values() if form.gguf), "mixtral", "granitemoe_swa"])
 def test_gguf_files_give_the_same(name: str, tmp_path: Path) -> None:
     model, folder = saved(name, tmp_path / name, **_IN_GGUF.get(name, {}))
     write_gguf(folder, tmp_path / "model.gguf", name)

@@ -44,7 +44,7 @@ def test_heads_start_from_layers_with_attention(name: str, tmp_path: Path) -> No
     found = graph.starting_layer(ATTENDING[name])
     layer = model.model.layers[ATTENDING[name]]
     queries = layer.self_attn.q_proj.weight.detach().numpy()
-    if decoder.form.attention.gate == "queries":  # the rows of a head's gate follow those of its queries
+    if decoder.arch.attention.gate == "queries":  # the rows of a head's gate follow those of its queries
         queries = queries.reshape(decoder.num_heads, 2, decoder.head_size, -1)[:, 0].reshape(-1, queries.shape[1])
     assert np.array_equal(found["self_attn.q_proj.weight"], queries)
     keys = layer.self_attn.k_proj.weight.detach().numpy()

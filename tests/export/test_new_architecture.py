@@ -14,7 +14,7 @@ from outrider.cli import run
 from outrider.cli.console import out
 from outrider.errors import ExportError
 from outrider_export.describe.parts import report_of
-from outrider_export.direct import forms
+from outrider_export.direct import archs
 from outrider_export.direct.convert import convert
 from outrider_export.direct.describe import describe
 from outrider_export.progress import Silent
@@ -55,7 +55,7 @@ def test_the_entry_gives_the_model(
     acorn: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, folder = acorn
-    monkeypatch.setitem(forms.FORMS, "acorn", eval(ENTRY, vars(forms)))  # noqa: S307 - the page's own
+    monkeypatch.setitem(archs.ARCHS, "acorn", eval(ENTRY, vars(archs)))  # noqa: S307 - the page's own
     job = {"model": str(folder), "gguf": False, "weights": "fp32", "format": "openvino", "output": str(tmp_path / "ir")}
     convert(job, Silent())
     assert error_of(logits_of_ir(tmp_path / "ir" / "openvino_model.xml", TOKENS), logits_of(model, TOKENS)) < 5e-6

@@ -91,16 +91,16 @@ def add_grouped_experts(
     experts = decoder.experts
     if experts is None:
         return
-    if decoder.form.name == "minimax_m2":
+    if decoder.arch.name == "minimax_m2":
         return
     if decoder.blocks is None:
         writer.add_leading_dense_block_count([layer.experts is None for layer in decoder.layers].count(True))
-    if decoder.form.name == "cohere2_moe":
+    if decoder.arch.name == "cohere2_moe":
         writer.add_expert_weights_norm(config.get("norm_topk_prob", True))
         return
     shared = ("n_shared_experts", "moe_num_shared_experts", "num_shared_experts")
     writer.add_expert_shared_count(next(config[key] for key in shared if config.get(key)))
-    if decoder.form.name == "ernie4_5_moe":  # of which its converter writes no more
+    if decoder.arch.name == "ernie4_5_moe":  # of which its converter writes no more
         return
     writer.add_expert_weights_scale(config["routed_scaling_factor"])
     if config["norm_topk_prob"]:
@@ -130,7 +130,7 @@ def rewritten(name: str, values: Any, decoder: Decoder) -> Iterator[tuple[str, A
         name += ".weight"
     if name.endswith("layer_scalar"):
         name += ".weight"
-    if decoder.form.varied and name.endswith((".router.scale", ".router.per_expert_scale")):
+    if decoder.arch.varied and name.endswith((".router.scale", ".router.per_expert_scale")):
         part = "ffn_gate_inp.scale" if name.endswith(".router.scale") else "ffn_down_exps.scale"
         yield f"blk.{name.split('.')[2]}.{part}", values
         return
@@ -143,7 +143,7 @@ def rewritten(name: str, values: Any, decoder: Decoder) -> Iterator[tuple[str, A
             yield name.replace("in_proj_qkvz", "in_proj_qkv"), np.concatenate([q, k, v])
             yield name.replace("in_proj_qkvz", "in_proj_z"), z
             return
-        if decoder.form.name != "qwen3_next":
+        if decoder.arch.name != "qwen3_next":
             values = _tiled(name, values, state)
         if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
             values = values + 1

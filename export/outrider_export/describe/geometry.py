@@ -13,9 +13,9 @@ from outrider.bundle.manifest import Geometry
 from outrider.errors import BundleError, ExportError
 from outrider.models.backends.attention import describe_windows, windows_of
 from outrider.system.core import new_core
+from outrider_export.direct.archs import ARCHS
 from outrider_export.direct.blocks import block_kinds
 from outrider_export.direct.describe import NotDirect
-from outrider_export.direct.forms import FORMS
 from outrider_export.direct.gguf_config import kv_heads_of
 from outrider_export.sources.gguf_file import GGUFHeader, is_array
 from outrider_export.sources.source import configuring
@@ -80,7 +80,7 @@ def check_architecture(config: dict[str, Any], where: Path) -> None:
     if refusal := refusal_of(str(config.get("model_type")), kinds):
         raise ExportError(f"{where} cannot be exported. {refusal}")
     size, of_full = (config.get(name) for name in ("head_dim", "global_head_dim"))
-    is_known = any(form.varied for form in (FORMS.get(str(config.get("model_type"))),) if form)
+    is_known = any(form.varied for form in (ARCHS.get(str(config.get("model_type"))),) if form)
     if of_full and of_full != size and not is_known:
         raise ExportError(
             f"{where} cannot be exported: its layers have heads of {size} and of {of_full} numbers (architecture "

@@ -1,4 +1,4 @@
-"""What is known of an architecture that has no entry in `direct.forms`, from its config.json and its tensors' names.
+"""What is known of an architecture that has no entry in `direct.archs`, from its config.json and its tensors' names.
 
     report = report_of(path)        # a config.json, or a checkpoint folder
     report.parts                    # what the configuration says of each part, and whether the table has it
@@ -20,9 +20,9 @@ from typing import Any
 
 from outrider.bundle.architectures import REFUSED
 from outrider.errors import ExportError
+from outrider_export.direct.arch import Arch
+from outrider_export.direct.archs import ARCHS
 from outrider_export.direct.describe import ACTIVATIONS, NotDirect, describe_as, settled
-from outrider_export.direct.form import Form
-from outrider_export.direct.forms import FORMS
 from outrider_export.direct.latent import KV_A, KV_B, KV_NORM, QUERIES
 from outrider_export.direct.rope import rope_of
 from outrider_export.direct.states import STATES
@@ -165,7 +165,7 @@ def has_no_entry(folder: Path) -> bool:
         return False  # an export says what is wrong
     names, name = architectures_of(config), str(config.get("model_type", ""))
     is_decoder = bool(name and names) and all(each.endswith("ForCausalLM") for each in names)
-    return is_decoder and name not in {*FORMS, *ARCHITECTURES, *REFUSED} and not has_pytorch()
+    return is_decoder and name not in {*ARCHS, *ARCHITECTURES, *REFUSED} and not has_pytorch()
 
 
 def report_of(path: Path) -> Report:
@@ -185,54 +185,54 @@ def report_of(path: Path) -> Report:
         name = str(config.get("model_type") or "")
         if not name:
             raise ExportError(f"{file} has no model_type, so it is no decoder's configuration.")
-        form = FORMS[name] if name in FORMS else _like(name)
-        asked = _Asked(settled(form, config))
+        arch = ARCHS[name] if name in ARCHS else _like(name)
+        asked = _Asked(settled(arch, config))
         obstacle = ""
         try:
-            describe_as(form, asked)
+            describe_as(arch, asked)
         except NotDirect as error:
             obstacle = str(error)
-        left = sorted({*config} - asked.keys_asked - {*_asked_by(form.name), *_ALWAYS})
+        left = sorted({*config} - asked.keys_asked - {*_asked_by(arch.name), *_ALWAYS})
         left = [key for key in left if not _HARMLESS.fullmatch(key)]
-        readers = {key: other for other in reversed(FORMS) for key in _asked_by(other)}
+        readers = {key: other for other in reversed(ARCHS) for key in _asked_by(other)}
         elsewhere = {key: readers[key] for key in left if key in readers}
         unread = [key for key in left if key not in elsewhere]
-        parts = tuple(_parts(config, form))
-        tensors = tuple(_unknown_tensors(file.parent, form)) if any(file.parent.glob("*.safetensors")) else ()
+        parts = tuple(_parts(config, arch))
+        tensors = tuple(_unknown_tensors(file.parent, arch)) if any(file.parent.glob("*.safetensors")) else ()
         return Report(
-            name, name in FORMS, form.name, parts, elsewhere, tuple(unread), obstacle, tensors, REFUSED.get(name, ""),
+            name, name in ARCHS, arch.name, parts, elsewhere, tuple(unread), obstacle, tensors, REFUSED.get(name, ""),
             of_images,
         )  # fmt: skip
 
 
-def _like(name: str) -> Form:
+def _like(name: str) -> Arch:
     """The entry whose name is most like this one."""
-    bare = {known.removesuffix("_text"): known for known in FORMS}
+    bare = {known.removesuffix("_text"): known for known in ARCHS}
     near = get_close_matches(name.removesuffix("_text"), bare, n=1, cutoff=0.7)
-    return FORMS[bare[near[0]] if near else _FIRST]
+    return ARCHS[bare[near[0]] if near else _FIRST]
 
 
 @functools.cache
 def _asked_by(name: str) -> frozenset[str]:
     """The keys that an entry reads."""
-    form = FORMS[name]
-    minimal = _MINIMAL | (_MINIMAL_EXPERTS if form.experts.router else {})
-    if form.layers == "blocks":
+    arch = ARCHS[name]
+    minimal = _MINIMAL | (_MINIMAL_EXPERTS if arch.experts.router else {})
+    if arch.layers == "blocks":
         minimal |= {"layers_block_type": ["mamba", "mlp", "attention", "moe"]}
-    elif form.varied or form.attention.windows == "named":
+    elif arch.varied or arch.attention.windows == "named":
         minimal |= {"layer_types": ["full_attention"] * 4}
-    config = _Asked(settled(form, minimal))
+    config = _Asked(settled(arch, minimal))
     with contextlib.suppress(NotDirect):
-        describe_as(form, config)
-    return frozenset({*config.keys_asked, *form.keys.values()})
+        describe_as(arch, config)
+    return frozenset({*config.keys_asked, *arch.keys.values()})
 
 
-def _parts(config: Mapping[str, Any], form: Form) -> Iterator[DecoderPart]:
+def _parts(config: Mapping[str, Any], arch: Arch) -> Iterator[DecoderPart]:
     """What a configuration says of each part of a decoder."""
     lacking = {
         key: next((name for name in names if name in config), "")
         for key, names in _SYNONYMS.items()
-        if key not in config and key not in form.keys
+        if key not in config and key not in arch.keys
     }
     if lacking.get("intermediate_size") == "" and "moe_intermediate_size" in config:  # all layers have experts
         lacking["intermediate_size"] = "moe_intermediate_size"
@@ -249,7 +249,7 @@ def _parts(config: Mapping[str, Any], form: Form) -> Iterator[DecoderPart]:
         )
     yield _rotation(config)
     yield _attention(config)
-    yield from _layers(config, form)
+    yield from _layers(config, arch)
     keys = ("hidden_activation", "hidden_act", "activation_function", "mlp_hidden_act")
     activation = next((str(config[key]) for key in keys if config.get(key)), "")
     yield DecoderPart("activation", activation or "none named, so silu", activation in ("", *ACTIVATIONS))
@@ -257,7 +257,7 @@ def _parts(config: Mapping[str, Any], form: Form) -> Iterator[DecoderPart]:
     if factors := ", ".join(key for key in _MULTIPLIERS if key in config):
         yield DecoderPart("multipliers and caps", factors, True)
     for key, what in _MISSING.items():
-        if key == "attention_chunk_size" and form.attention.chunked:
+        if key == "attention_chunk_size" and arch.attention.chunked:
             yield DecoderPart(what, f"the context ends with the first one ({config.get(key, 'none')})", True)
         elif config.get(key) and config[key] != 1:
             yield DecoderPart(what, f"{key} is {config[key]}", False)
@@ -287,12 +287,12 @@ def _attention(config: Mapping[str, Any]) -> DecoderPart:
     return DecoderPart("attention", f"{heads} heads{size}, {shared} of keys and values{cap}", True)
 
 
-def _layers(config: Mapping[str, Any], form: Form) -> Iterator[DecoderPart]:
+def _layers(config: Mapping[str, Any], arch: Arch) -> Iterator[DecoderPart]:
     kinds = config.get("layer_types") or []
     counted = {str(kind): kinds.count(kind) for kind in kinds} if isinstance(kinds, list) else {}
     window = config.get("sliding_window")
     known = ("full_attention", "attention", "sliding_attention", *STATES)
-    known += ("chunked_attention",) if form.attention.chunked else ()
+    known += ("chunked_attention",) if arch.attention.chunked else ()
     if counted:
         said = ", ".join(f"{count} {kind}" for kind, count in counted.items())
         said += f", window {window}" if window and "sliding_attention" in counted else ""
@@ -310,14 +310,14 @@ def _experts(config: Mapping[str, Any]) -> Iterator[DecoderPart]:
     yield DecoderPart("experts", said, str(router) in ("softmax", "sigmoid") or "as the" in str(router))
 
 
-def _unknown_tensors(folder: Path, form: Form) -> Iterator[str]:
+def _unknown_tensors(folder: Path, arch: Arch) -> Iterator[str]:
     """The names of layers' tensors that an entry does not know, without the layer's number."""
-    norms = {form.norms.before_attention, form.norms.after_attention, form.norms.before_mlp, form.norms.after_mlp}
+    norms = {arch.norms.before_attention, arch.norms.after_attention, arch.norms.before_mlp, arch.norms.after_mlp}
     known = {
-        *norms, *form.names.values(), *(f"self_attn.{name}" for name in ("q_norm", "k_norm", "rotary_emb.inv_freq")),
-        *(f"self_attn.{name}_proj" for name in (("qkv", "o") if form.matrices.fused else ("q", "k", "v", "o"))),
-        *(f"mlp.{name}_proj" for name in (("gate_up", "down") if form.matrices.fused_mlp else ("gate", "up", "down"))),
-        *((*QUERIES, KV_A, KV_NORM, KV_B) if form.attention.latent else ()),
+        *norms, *arch.names.values(), *(f"self_attn.{name}" for name in ("q_norm", "k_norm", "rotary_emb.inv_freq")),
+        *(f"self_attn.{name}_proj" for name in (("qkv", "o") if arch.matrices.fused else ("q", "k", "v", "o"))),
+        *(f"mlp.{name}_proj" for name in (("gate_up", "down") if arch.matrices.fused_mlp else ("gate", "up", "down"))),
+        *((*QUERIES, KV_A, KV_NORM, KV_B) if arch.attention.latent else ()),
     }  # fmt: skip
     seen: dict[str, None] = {}
     for name in tensors_of(folder):

@@ -246,15 +246,15 @@ def why_not_onnx(decoder: Decoder) -> str | None:
     """What a model that is converted without PyTorch has that its graph in ONNX has not; None if there is nothing."""
     if decoder.states:
         return "layers with a state that every token changes"
-    if decoder.form.attention.normed_after_rope:
+    if decoder.arch.attention.normed_after_rope:
         return "norms between rotation and attention"
     if decoder.query_growth:
         return "queries that grow with their position"
-    if decoder.form.attention.gate in ("matrix", "heads"):
+    if decoder.arch.attention.gate in ("matrix", "heads"):
         return "gates after attention"
     if decoder.latent is not None:
         return "latent attention"
-    if decoder.form.ungated:
+    if decoder.arch.ungated:
         return "feed-forward parts without a gate"
     return "mixtures of experts" if decoder.experts else None
 

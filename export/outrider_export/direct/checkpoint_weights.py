@@ -24,7 +24,7 @@ class CheckpointWeights(Weights):
     """The weights of a checkpoint folder with safetensors files, one or several."""
 
     def __init__(self, folder: Path, decoder: Decoder) -> None:
-        super().__init__(decoder, interleaved=decoder.form.matrices.interleaved)
+        super().__init__(decoder, interleaved=decoder.arch.matrices.interleaved)
         self._folder = folder
         # Of a model that reads images, the text's part.
         tensors = {name_in_text(name): tensor for name, tensor in tensors_of(folder).items()}
@@ -37,10 +37,10 @@ class CheckpointWeights(Weights):
 
     def stored(self, name: str) -> StoredMatrix | None:
         """See `Weights`. Norms have the architecture's offset."""
-        stored = self.decoder.form.in_checkpoint(self.decoder.in_file(name))
+        stored = self.decoder.arch.in_checkpoint(self.decoder.in_file(name))
         is_ours = name in self._tensors  # a slice's, see `outrider_export.weights_choice.cut`
         if not is_ours and name.endswith((f"{GATE_UP}.weight", f"{DOWN}.weight")):
-            if self.decoder.form.experts.clamped or self.decoder.form.experts.by_columns:
+            if self.decoder.arch.experts.clamped or self.decoder.arch.experts.by_columns:
                 return self._by_columns(stored)
             if (module := name.removesuffix(".weight")) != stored and module in self._tensors:  # Qwen3-VL's experts
                 return self._by_columns(module)
@@ -53,7 +53,7 @@ class CheckpointWeights(Weights):
             return self._scaled(stored if stored in self._tensors else name, tensor)
         data = self._data(tensor)
         rows = data.reshape(flat(tensor.shape)[0], -1)
-        offset = np.float32(self.decoder.form.offset_of(name))
+        offset = np.float32(self.decoder.arch.offset_of(name))
 
         def read(part: slice | Indices) -> Rows:
             found = tensor.unpacked(np.ascontiguousarray(rows[part]))
@@ -67,7 +67,7 @@ class CheckpointWeights(Weights):
         Raises:
             ExportError: when the configuration says that there is one, and there is none.
         """
-        embedding, head = (self.decoder.form.in_checkpoint(f"{name}.weight") for name in (EMBEDDING, HEAD))
+        embedding, head = (self.decoder.arch.in_checkpoint(f"{name}.weight") for name in (EMBEDDING, HEAD))
         if head in self._tensors and self.decoder.tied:
             own = self._tensors[head]
             if (other := self._tensors.setdefault(embedding, own)) is not own and not self._are_equal(own, other):
@@ -135,5 +135,5 @@ class CheckpointWeights(Weights):
 
     def missing(self, name: str) -> ExportError:
         """See `Weights`."""
-        name = self.decoder.form.in_checkpoint(self.decoder.in_file(name))
+        name = self.decoder.arch.in_checkpoint(self.decoder.in_file(name))
         return ExportError(f"{self._folder} has no matrix {name}. Download the checkpoint again.")

@@ -90,7 +90,7 @@ def _write_onnx(weights: Weights, job: dict[str, Any], output: Path, progress: P
     decoder = weights.decoder
     if any(decoder.windows):
         said = SLIDING.format(windows=describe_windows(decoder.windows))
-        raise ExportError(f"Models of architecture '{decoder.form.name}' have {said}")
+        raise ExportError(f"Models of architecture '{decoder.arch.name}' have {said}")
     if decoder.rotary_size % _ROTATED:
         raise ExportError(
             f"Each head of this model rotates {decoder.rotary_size} numbers, ONNX Runtime a multiple of {_ROTATED}: "

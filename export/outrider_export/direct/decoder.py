@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from outrider.models.backends.projections import FEED_FORWARD
+from outrider_export.direct.arch import Arch
 from outrider_export.direct.blocks import Blocks
 from outrider_export.direct.experts import Experts
-from outrider_export.direct.form import Form
 from outrider_export.direct.latent import Latent
 from outrider_export.direct.rope import Rope
 from outrider_export.direct.sizes import LayerSizes
@@ -52,7 +52,7 @@ class Decoder:
     streams: of the residual, where a token has several.
     """
 
-    form: Form
+    arch: Arch
     hidden_size: int
     num_heads: int
     num_kv_heads: int
@@ -87,7 +87,7 @@ class Decoder:
         layer, part = name.removeprefix(_OF_LAYERS).split(".", 1)
         if part.startswith("mixer."):  # a file's name already, of an expert's matrix
             return name
-        feeds = part.startswith(("mlp.", f"{self.form.norms.before_mlp}."))
+        feeds = part.startswith(("mlp.", f"{self.arch.norms.before_mlp}."))
         number = self.blocks.number(int(layer), feeds=feeds)
         return name if number is None else f"{_OF_LAYERS}{number}.{part}"
 
@@ -103,7 +103,7 @@ class Decoder:
         """The matrices of a layer's dense feed-forward part, or of its shared expert; () if it has none."""
         if not layer.feeds or (layer.experts is not None and not layer.experts.shared):
             return ()
-        return FEED_FORWARD[1:] if self.form.ungated else FEED_FORWARD
+        return FEED_FORWARD[1:] if self.arch.ungated else FEED_FORWARD
 
     @property
     def kv_shapes(self) -> tuple[tuple[int, int], ...]:

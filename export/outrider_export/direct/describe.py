@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from outrider.bundle.fields import MOST_LAYERS, MOST_WIDTH
+from outrider_export.direct.arch import Arch
+from outrider_export.direct.archs import ARCHS
 from outrider_export.direct.blocks import MLP, MOE, Blocks, block_kinds
 from outrider_export.direct.decoder import Decoder, Layer
 from outrider_export.direct.experts import experts_of
-from outrider_export.direct.form import Form
-from outrider_export.direct.forms import FORMS
 from outrider_export.direct.latent import dense_layers, latent_of, scale_of
 from outrider_export.direct.rope import Rope, rope_of
 from outrider_export.direct.sizes import FULL, LayerSizes, varied_sizes
@@ -48,16 +48,16 @@ def describe(config: Mapping[str, Any]) -> Decoder:
         NotDirect: when it computes something that `graph` does not have.
     """
     name = config.get("model_type")
-    form = FORMS.get(str(name))
-    if form is None:
+    arch = ARCHS.get(str(name))
+    if arch is None:
         raise NotDirect(f"the architecture {name!r}")
-    return describe_as(form, settled(form, config))
+    return describe_as(arch, settled(arch, config))
 
 
-def settled(form: Form, config: Mapping[str, Any]) -> dict[str, Any]:
+def settled(arch: Arch, config: Mapping[str, Any]) -> dict[str, Any]:
     """A config.json with Transformers' defaults, and by the names of keys here."""
-    config = {key: value for key, value in {**form.defaults, **config}.items() if value is not None}
-    config |= {ours: config[theirs] for ours, theirs in form.keys.items() if theirs in config}
+    config = {key: value for key, value in {**arch.defaults, **config}.items() if value is not None}
+    config |= {ours: config[theirs] for ours, theirs in arch.keys.items() if theirs in config}
     if "full_attn_idxs" in config and "layer_types" not in config:  # LFM2
         every = range(int(config["num_hidden_layers"]))
         config["layer_types"] = [FULL if i in config["full_attn_idxs"] else "conv" for i in every]
@@ -68,40 +68,40 @@ def settled(form: Form, config: Mapping[str, Any]) -> dict[str, Any]:
         config["layer_types"] = ["mamba" if each == "linear_attention" else each for each in config["layer_types"]]
     if config.get("use_bidirectional_attention") == "vision":  # among the tokens of an image
         config["use_bidirectional_attention"] = False
-    if form.attention.chunked:
+    if arch.attention.chunked:
         _settle_chunks(config)
-    if form.name == "minimax_m2" and "rotary_dim" in config:
+    if arch.name == "minimax_m2" and "rotary_dim" in config:
         config["partial_rotary_factor"] = config["rotary_dim"] / config["head_dim"]
     for key in ("num_experts", "num_experts_per_tok"):  # which Hunyuan's say by layer
         if isinstance(each := config.get(key), list) and len({*each}) == 1:
             config[key] = each[0]
-    if form.name == "gemma4_text":
+    if arch.name == "gemma4_text":
         _settle(config)
-    if form.name == "hyperclovax" and "logits_scaling" in config:  # a factor, where Granite has a divisor
+    if arch.name == "hyperclovax" and "logits_scaling" in config:  # a factor, where Granite has a divisor
         config["logits_scaling"] = 1 / config["logits_scaling"]
-    if form.name == "afmoe" and not config.get("mup_enabled"):
+    if arch.name == "afmoe" and not config.get("mup_enabled"):
         config["embedding_multiplier"] = 1.0
-    if isinstance(sizes := config.get("intermediate_size"), list) and form.varied and sizes:
+    if isinstance(sizes := config.get("intermediate_size"), list) and arch.varied and sizes:
         config |= {"intermediate_size": max(sizes), "intermediate_sizes": sizes}
     return config
 
 
-def describe_as(form: Form, config: dict[str, Any]) -> Decoder:
+def describe_as(arch: Arch, config: dict[str, Any]) -> Decoder:
     """The decoder of an architecture, as `describe`. config: as `settled` makes it."""
-    activations = ACTIVATIONS | _UNGATED if form.ungated else ACTIVATIONS
+    activations = ACTIVATIONS | _UNGATED if arch.ungated else ACTIVATIONS
     for switch in _SWITCHES:
         if config.get(switch):
             raise NotDirect(f"{switch}={config[switch]!r}")
-    if form.name == "cohere" and config.get("use_qk_norm"):
+    if arch.name == "cohere" and config.get("use_qk_norm"):
         raise NotDirect("norms of queries and keys by mean and variance (use_qk_norm)")
-    if config.get("num_local_experts") and not form.experts.router:
+    if config.get("num_local_experts") and not arch.experts.router:
         raise NotDirect(f"num_local_experts={config['num_local_experts']!r}")
     given = config.get("hidden_activation") or config.get("hidden_act") or "silu"
     for each in (given, config.get("mamba_hidden_act", "silu")):
         if each not in activations:
             raise NotDirect(f"the activation {each!r}")
     try:
-        return _decoder(form, config, activations[given])
+        return _decoder(arch, config, activations[given])
     except KeyError as error:
         raise NotDirect(f"no {error.args[0]!r} in its configuration") from error
     except (TypeError, ValueError) as error:
@@ -136,11 +136,11 @@ def _settle_chunks(config: dict[str, Any]) -> None:
         config |= {"decoder_sparse_step": 1, "num_experts": 0}
 
 
-def _decoder(form: Form, config: dict[str, Any], activation: str) -> Decoder:
-    growth, step, offset = _query_growth(form, config)
-    chunk = int(config.get("attention_chunk_size", 0)) if form.attention.chunked else 0
+def _decoder(arch: Arch, config: dict[str, Any], activation: str) -> Decoder:
+    growth, step, offset = _query_growth(arch, config)
+    chunk = int(config.get("attention_chunk_size", 0)) if arch.attention.chunked else 0
     blocks, of_experts = None, set[int]()
-    if form.layers == "blocks":
+    if arch.layers == "blocks":
         kinds = block_kinds(config)
         blocks = Blocks.of(kinds)
         mixing = [kinds[number] for number in blocks.mixing]
@@ -149,20 +149,20 @@ def _decoder(form: Form, config: dict[str, Any], activation: str) -> Decoder:
             raise ValueError(f"layers of the kind {unknown[0]!r}")
         size = config.get("head_dim", config.get("attention_head_dim"))
         config = config | {"layer_types": mixing, "num_hidden_layers": len(mixing), "head_dim": size}
-    form = _as_configured(form, config)
-    if form.experts.shared == "added" and config.get("shared_intermediate_size") == 0:
-        form = replace(form, experts=replace(form.experts, shared=""))
+    arch = _as_configured(arch, config)
+    if arch.experts.shared == "added" and config.get("shared_intermediate_size") == 0:
+        arch = replace(arch, experts=replace(arch.experts, shared=""))
         config = config | {"intermediate_size": config["moe_intermediate_size"]}
     hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-    latent = latent_of(config) if form.attention.latent else None
-    config = config | dense_layers(config) if form.experts.router else config
+    latent = latent_of(config) if arch.attention.latent else None
+    config = config | dense_layers(config) if arch.experts.router else config
     if latent is None:
         head_size, kv_heads = int(config.get("head_dim") or hidden // heads), config.get("num_key_value_heads") or heads
     else:
         config = config | {"attention_multiplier": scale_of(latent, config)}
         head_size, kv_heads = latent.head_size, heads
     sizes = LayerSizes(int(kv_heads), head_size, _mlp_size(config), latent=latent)
-    full_size = int(config.get("global_head_dim") or head_size) if form.varied else head_size
+    full_size = int(config.get("global_head_dim") or head_size) if arch.varied else head_size
     if (largest := max(head_size, full_size)) > MOST_WIDTH or int(config["num_hidden_layers"]) > MOST_LAYERS:
         raise ValueError(f"{config['num_hidden_layers']} layers with heads of {largest} numbers")
     states = _states(config)
@@ -170,33 +170,33 @@ def _decoder(form: Form, config: dict[str, Any], activation: str) -> Decoder:
         raise ValueError(f"experts that read a shorter row (moe_latent_size={config['moe_latent_size']})")
     has_experts = [True] * len(states) if blocks is None else [number in of_experts for number in blocks.feeding]
     experts = [
-        experts_of(form.experts, config, i, gated=not form.ungated) if is_there else None
+        experts_of(arch.experts, config, i, gated=not arch.ungated) if is_there else None
         for i, is_there in enumerate(has_experts)
     ]
-    windows = _windows(form, config)
+    windows = _windows(arch, config)
     feeding = [True] * len(states) if blocks is None else [number is not None for number in blocks.feeding]
-    if form.experts.shared and any(experts) and not all(experts) and not form.experts.grouped:
+    if arch.experts.shared and any(experts) and not all(experts) and not arch.experts.grouped:
         raise ValueError("layers with and without experts beside a shared one")
-    of_layers = varied_sizes(config, sizes) if form.varied else [sizes] * len(states)
-    if form.experts.grouped and any(experts):
+    of_layers = varied_sizes(config, sizes) if arch.varied else [sizes] * len(states)
+    if arch.experts.grouped and any(experts):
         size = int(config["moe_intermediate_size"]) * int(config["n_shared_experts"])
         size = int(config["moe_shared_expert_intermediate_size"]) if blocks is not None else size
         shared = replace(sizes, mlp_size=size)
         of_layers = [sizes if mixture is None else shared for mixture in experts]
     rotated = full_size if latent is None else latent.rotated
-    ropes, limit = _ropes(form, config, {FULL: rotated, SLIDING: head_size})
+    ropes, limit = _ropes(arch, config, {FULL: rotated, SLIDING: head_size})
     has_long = ropes[FULL].long is not None
-    streams = streams_of(config) if form.layers == "streams" else None
-    cutoffs = cutoffs_of(config, len(states)) if form.layers == "streams" else [None] * len(states)
+    streams = streams_of(config) if arch.layers == "streams" else None
+    cutoffs = cutoffs_of(config, len(states)) if arch.layers == "streams" else [None] * len(states)
     scale = config.get("attention_multiplier") or config.get("query_pre_attn_scalar", head_size) ** -0.5
-    eps = float(config.get("rms_norm_eps", 1e-6) if form.norms.kind == "rms" else config["layer_norm_eps"])
+    eps = float(config.get("rms_norm_eps", 1e-6) if arch.norms.kind == "rms" else config["layer_norm_eps"])
     if chunk < int(config["max_position_embeddings"]):
         limit = chunk or limit
-    rotations = _rotations(form, config, windows)
+    rotations = _rotations(arch, config, windows)
     if config.get("prefix_dense_sliding_window_pattern") == 1:  # the first layers, which are dense, rotate, too
         rotations = [rope if mixture else FULL for rope, mixture in zip(rotations, experts, strict=True)]
     return Decoder(
-        form=form,
+        arch=arch,
         hidden_size=hidden,
         num_heads=heads,
         num_kv_heads=sizes.num_kv_heads,
@@ -213,7 +213,7 @@ def _decoder(form: Form, config: dict[str, Any], activation: str) -> Decoder:
             )
         ),
         attention_scale=float(scale) * float(config.get("qk_scale_factor", 1.0)),
-        embedding_scale=float(config.get("embedding_multiplier", hidden**0.5 if form.embedding == "scaled" else 1.0)),
+        embedding_scale=float(config.get("embedding_multiplier", hidden**0.5 if arch.embedding == "scaled" else 1.0)),
         residual_scale=float(config.get("residual_multiplier", 1.0)),
         logit_scale=float(config.get("output_multiplier", 1.0)) / float(config.get("logits_scaling", 1.0)),
         logit_cap=float(config.get("final_logit_softcapping", 0.0)),
@@ -226,26 +226,26 @@ def _decoder(form: Form, config: dict[str, Any], activation: str) -> Decoder:
         long_from=limit if has_long and limit else 0,
         blocks=blocks,
         layer_input_size=int(config.get("hidden_size_per_layer_input", 0)),
-        layer_vocabulary=int(config.get("vocab_size_per_layer_input", 0)) if form.layers == "streams" else 0,
+        layer_vocabulary=int(config.get("vocab_size_per_layer_input", 0)) if arch.layers == "streams" else 0,
         streams=streams,
     )
 
 
-def _as_configured(form: Form, config: Mapping[str, Any]) -> Form:
+def _as_configured(arch: Arch, config: Mapping[str, Any]) -> Arch:
     """An entry without the parts that a configuration turns off."""
-    if form.attention.chunked and not config.get("use_qk_norm", True):
-        form = replace(form, attention=replace(form.attention, normed_after_rope=False, normed_heads=False))
+    if arch.attention.chunked and not config.get("use_qk_norm", True):
+        arch = replace(arch, attention=replace(arch.attention, normed_after_rope=False, normed_heads=False))
     if not config.get("use_sandwich_norm", True):
-        form = replace(form, norms=replace(form.norms, after_attention="", after_mlp=""))
+        arch = replace(arch, norms=replace(arch.norms, after_attention="", after_mlp=""))
     if not config.get("use_attention_gate", True):
-        form = replace(form, attention=replace(form.attention, gate=""))
-    if form.layers == "parallel" and form.experts.router:
-        form = replace(form, norms=replace(form.norms, kind="rms" if "rms_norm_eps" in config else "layer"))
-        router = "top_softmax" if config["scoring_func"] == "softmax" else form.experts.router
+        arch = replace(arch, attention=replace(arch.attention, gate=""))
+    if arch.layers == "parallel" and arch.experts.router:
+        arch = replace(arch, norms=replace(arch.norms, kind="rms" if "rms_norm_eps" in config else "layer"))
+        router = "top_softmax" if config["scoring_func"] == "softmax" else arch.experts.router
         how = {"average": "averaged", "sum": "added"}[config["shared_expert_combination_strategy"]]
         shared = how if config["n_shared_experts"] else ""
-        form = replace(form, experts=replace(form.experts, router=router, shared=shared))
-    return form
+        arch = replace(arch, experts=replace(arch.experts, router=router, shared=shared))
+    return arch
 
 
 def _mlp_size(config: Mapping[str, Any]) -> int:
@@ -257,9 +257,9 @@ def _mlp_size(config: Mapping[str, Any]) -> int:
     return size
 
 
-def _query_growth(form: Form, config: Mapping[str, Any]) -> tuple[float, int, int]:
+def _query_growth(arch: Arch, config: Mapping[str, Any]) -> tuple[float, int, int]:
     """How queries grow with their position, as Llama 4 and Ministral 3: growth, step and offset; see `Decoder`."""
-    if form.attention.chunked:
+    if arch.attention.chunked:
         growth, step = float(config["attn_scale"]), int(config["floor_scale"])
         if growth < 0 or step < 1:
             raise ValueError(f"attn_scale={growth} with floor_scale={step}")
@@ -285,18 +285,18 @@ def _states(config: Mapping[str, Any]) -> list[State | None]:
     return [STATES[kind](config) if kind in STATES else None for kind in kinds]
 
 
-def _windows(form: Form, config: Mapping[str, Any]) -> list[int]:
+def _windows(arch: Arch, config: Mapping[str, Any]) -> list[int]:
     count, window = int(config["num_hidden_layers"]), int(config.get("sliding_window", 0))
-    if form.attention.windows == "late" and not config.get("use_sliding_window"):
+    if arch.attention.windows == "late" and not config.get("use_sliding_window"):
         window = 0
     if kinds := config.get("layer_types"):
         return [window if kind == SLIDING else 0 for kind in kinds]
-    if form.attention.windows == "named":
+    if arch.attention.windows == "named":
         raise KeyError("layer_types")
-    if form.attention.windows == "late":
+    if arch.attention.windows == "late":
         return [window if i >= config["max_window_layers"] else 0 for i in range(count)]
-    pattern = config.get("sliding_window_pattern", form.attention.windows)
-    if isinstance(form.attention.windows, int):
+    pattern = config.get("sliding_window_pattern", arch.attention.windows)
+    if isinstance(arch.attention.windows, int):
         if isinstance(pattern, str) and {*pattern} and {*pattern} <= {"L", "G"}:  # EXAONE 4; the last layer is global
             letters = [pattern[i % len(pattern)] for i in range(count - 1)]
             return [window if letter == "L" else 0 for letter in letters] + [0]
@@ -304,17 +304,17 @@ def _windows(form: Form, config: Mapping[str, Any]) -> list[int]:
             raise ValueError(f"sliding_window_pattern={pattern!r}")
         first = count % -pattern if pattern < 0 else 0  # layers before the first whole group
         return [window if pattern and (i + 1 - first) % pattern else 0 for i in range(count)]
-    return [window if form.attention.windows == "all" else 0] * count
+    return [window if arch.attention.windows == "all" else 0] * count
 
 
-def _ropes(form: Form, config: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[dict[str, Rope], int | None]:
+def _ropes(arch: Arch, config: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[dict[str, Rope], int | None]:
     """The rotations by kind of layer, and the length up to which they hold, if any. sizes: of heads, by kind."""
     context = int(config["max_position_embeddings"])
     given = {**(config.get("rope_parameters") or config.get("rope_scaling") or {})}
     whole = {"rope_theta": config.get("rope_theta", 10_000.0)}
     if "partial_rotary_factor" in config:
         whole["partial_rotary_factor"] = config["partial_rotary_factor"]
-    if form.attention.local_theta:
+    if arch.attention.local_theta:
         by_kind = given if FULL in given else {FULL: given}
         base = config.get("rope_local_base_freq") or by_kind[FULL].get("rope_theta", whole["rope_theta"])
         local = {"rope_theta": base}
@@ -326,17 +326,17 @@ def _ropes(form: Form, config: Mapping[str, Any], sizes: Mapping[str, int]) -> t
     if "original_max_position_embeddings" in config:
         settings["original_max_position_embeddings"] = config["original_max_position_embeddings"]
     kind = settings.get("rope_type") or settings.get("type")
-    if form.name == "phi3" and kind in ("su", "yarn"):
+    if arch.name == "phi3" and kind in ("su", "yarn"):
         kind = settings["rope_type"] = "longrope"
     limit = int(settings["original_max_position_embeddings"]) if kind == "longrope" else None
-    bases = _bases(form, config) or [settings["rope_theta"]]
+    bases = _bases(arch, config) or [settings["rope_theta"]]
     every = {_of_base(i, base): settings | {"rope_theta": base} for i, base in enumerate(bases)}
     return {key: rope_of(each, sizes[FULL], context) for key, each in every.items()}, limit
 
 
-def _bases(form: Form, config: Mapping[str, Any]) -> list[float]:
+def _bases(arch: Arch, config: Mapping[str, Any]) -> list[float]:
     """The bases of rotations that layers name, each once, but for 0, by which none rotates."""
-    is_named = form.attention.rotated in _BY_BASE
+    is_named = arch.attention.rotated in _BY_BASE
     return sorted({base for base in config.get("layer_rope_theta") or () if base}) if is_named else []
 
 
@@ -345,27 +345,27 @@ def _of_base(i: int, base: float) -> str:
     return f"base {base:g}" if i else FULL
 
 
-def _rotations(form: Form, config: Mapping[str, Any], windows: list[int]) -> list[str | None]:
-    if form.attention.local_theta:
+def _rotations(arch: Arch, config: Mapping[str, Any], windows: list[int]) -> list[str | None]:
+    if arch.attention.local_theta:
         return [SLIDING if window else FULL for window in windows]
-    if form.attention.rotated in _BY_BASE and config.get("layer_rope_theta"):
-        return _rotations_by_base(form, config, windows)
-    if form.attention.rotated == "layer_rope_theta" or (form.attention.rotated == "sliding" and any(windows)):
+    if arch.attention.rotated in _BY_BASE and config.get("layer_rope_theta"):
+        return _rotations_by_base(arch, config, windows)
+    if arch.attention.rotated == "layer_rope_theta" or (arch.attention.rotated == "sliding" and any(windows)):
         return [FULL if window else None for window in windows]
-    if form.attention.rotated == "none":
+    if arch.attention.rotated == "none":
         return [None] * len(windows)
-    if form.attention.rotated == "position_embedding_type":
-        return [FULL if config.get(form.attention.rotated) == "rope" else None] * len(windows)
-    if form.attention.rotated == "no_rope_layers":
+    if arch.attention.rotated == "position_embedding_type":
+        return [FULL if config.get(arch.attention.rotated) == "rope" else None] * len(windows)
+    if arch.attention.rotated == "no_rope_layers":
         step = config["no_rope_layer_interval"]
         rotated = config.get("no_rope_layers") or [int((i + 1) % step != 0) for i in range(len(windows))]
         return [FULL if each else None for each in rotated]
     return [FULL] * len(windows)
 
 
-def _rotations_by_base(form: Form, config: Mapping[str, Any], windows: list[int]) -> list[str | None]:
+def _rotations_by_base(arch: Arch, config: Mapping[str, Any], windows: list[int]) -> list[str | None]:
     """Those of layers that each name a base, 0 for no rotation."""
-    bases, named = _bases(form, config), config["layer_rope_theta"]
+    bases, named = _bases(arch, config), config["layer_rope_theta"]
     if len(named) != len(windows):
         raise ValueError(f"layer_rope_theta={named}")
     return [_of_base(bases.index(each), each) if each else None for each in named]

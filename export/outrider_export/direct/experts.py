@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.bundle.manifest import MOST_WIDTH
+from outrider.bundle.fields import MOST_WIDTH
 from outrider.models.backends.mixture import DOWN, GATE, GATE_UP, STEEPNESS, UP, Experts
-from outrider_export.direct.form import ExpertsForm
+from outrider_export.direct.arch import ArchExperts
 
 __all__ = [
     "BESIDE", "CHOICE", "DOWN", "EXPERT_SCALES", "GATE", "GATE_UP", "ROUTER", "ROUTER_SCALE", "SHARED_GATE",
@@ -26,13 +26,13 @@ SHARED_GATE = "mlp.shared_gate"  # of a shared expert: one row
 _MOST_EXPERTS = 4096
 
 
-def experts_of(form: ExpertsForm, config: Mapping[str, Any], i: int, *, gated: bool = True) -> Experts | None:
+def experts_of(arch: ArchExperts, config: Mapping[str, Any], i: int, *, gated: bool = True) -> Experts | None:
     """The mixture of layer i by a config.json; None if its feed-forward part is dense. gated: as in `Experts`.
 
     Raises:
         KeyError, ValueError: when it says nothing, or too much.
     """
-    router, grouped = form.router, form.grouped
+    router, grouped = arch.router, arch.grouped
     if (
         not router
         or config.get("num_experts") == 0
@@ -58,8 +58,8 @@ def experts_of(form: ExpertsForm, config: Mapping[str, Any], i: int, *, gated: b
         normalised=bool(config.get("norm_topk_prob", False)),
         eps=(1e-20 if grouped else 1e-6) if is_sigmoid else 0.0,
         scale=float(config.get("routed_scaling_factor", 1.0)) if is_sigmoid or grouped else 1.0,
-        shared=form.shared,
-        clamped=form.clamped,
+        shared=arch.shared,
+        clamped=arch.clamped,
         groups=groups,
         active_groups=active_groups,
         gated=gated,

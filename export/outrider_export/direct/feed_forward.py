@@ -67,7 +67,7 @@ class FeedForward:
         return ops.gelu(gate, "TANH" if self.decoder.activation == "gelu_tanh" else "ERF")
 
     def _dense(self, i: int, x: ov.Node) -> ov.Node:
-        if self.decoder.form.ungated:
+        if self.decoder.arch.ungated:
             return self.project(i, "mlp.down_proj", self.activated(self.project(i, "mlp.up_proj", x)))
         gate = self.project(i, "mlp.gate_proj", x)
         if (cutoff := self.decoder.layers[i].cutoff) is not None:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider_export.direct.arch import Arch
+from outrider_export.direct.archs import ARCHS, BY_GGUF
 from outrider_export.direct.blocks import MLP, MOE
 from outrider_export.direct.decoder import Decoder
 from outrider_export.direct.describe import SLIDING, NotDirect, describe
-from outrider_export.direct.form import Form
-from outrider_export.direct.forms import BY_GGUF, FORMS
 from outrider_export.direct.gguf_latent import latent_config, name_of, unscaled
 from outrider_export.direct.gguf_varied import varied_config
 from outrider_export.direct.rope import Rope
@@ -82,12 +82,12 @@ def decoder_of(header: GGUFHeader) -> Decoder:
         NotDirect: when it is one that is not converted without PyTorch.
     """
     decoder = describe(config_of(header))
-    matrices = decoder.form.matrices
+    matrices = decoder.arch.matrices
     if header.tensors.keys() & {"blk.0.ffn_gate.weight", "blk.0.ffn_gate_shexp.weight"}:  # taken apart by llama.cpp
         matrices = dataclasses.replace(matrices, fused_mlp=False)
     if "blk.0.attn_qkv.weight" in header.tensors and not decoder.states:  # of ChatGLM's own layout
         matrices = dataclasses.replace(matrices, fused=True)
-    decoder = dataclasses.replace(decoder, form=dataclasses.replace(decoder.form, matrices=matrices))
+    decoder = dataclasses.replace(decoder, arch=dataclasses.replace(decoder.arch, matrices=matrices))
     if DIVISORS in header.tensors:  # Llama 3's scaling of frequencies
         whole, divisors = decoder.ropes[FULL], _floats(header, DIVISORS)
         if divisors.shape != whole.frequencies.shape:
@@ -97,7 +97,7 @@ def decoder_of(header: GGUFHeader) -> Decoder:
     return decoder
 
 
-def form_of(header: GGUFHeader) -> Form | None:
+def arch_of(header: GGUFHeader) -> Arch | None:
     """The first entry of a GGUF file's architecture."""
     return BY_GGUF.get(header.architecture.removesuffix("_moe"))
 
@@ -106,15 +106,15 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
     """What config.json says, from a GGUF file's metadata.
 
     Raises:
-        NotDirect: for an architecture that is not in `forms`, or one of its settings.
+        NotDirect: for an architecture that is not in `archs`, or one of its settings.
     """
-    form = form_of(header)
+    arch = arch_of(header)
     if header.architecture in _WITH_EXPERTS and header.value(".expert_count"):
-        form = FORMS[_WITH_EXPERTS[header.architecture]]
-    if form is None:
+        arch = ARCHS[_WITH_EXPERTS[header.architecture]]
+    if arch is None:
         raise NotDirect(f"the architecture {header.architecture!r} in a GGUF file")
-    if form.attention.latent:
-        form = FORMS[name_of(header)]
+    if arch.attention.latent:
+        arch = ARCHS[name_of(header)]
 
     def find(keys: dict[str, str], prefix: str = "") -> dict[str, Any]:
         found = {ours: header.value(f".{prefix}{theirs}") for ours, theirs in keys.items()}
@@ -124,47 +124,47 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
 
     if value := header.value(".rope.scaling.yarn_ext_factor"):  # which the graph does not have
         raise NotDirect(f"rope.scaling.yarn_ext_factor={value!r}")
-    if header.value(".rope.scaling.finetuned") is False and form.name == "granite":
+    if header.value(".rope.scaling.finetuned") is False and arch.name == "granite":
         raise NotDirect("no rotation of queries and keys")
     config = {"sliding_window": None, "decoder_sparse_step": 1, "block_auto_adjust_ff_dim": False} | kv_heads_of(header)
     config |= find({ours: theirs for ours, theirs in _KEYS.items() if config.get(ours) is None})
-    if form.experts.grouped:
+    if arch.experts.grouped:
         config = {"norm_topk_prob": False, "routed_scaling_factor": 1.0} | config
-    if form.attention.latent:
+    if arch.attention.latent:
         config |= latent_config(header)
-    if config.get("num_experts") and not form.experts.router:
+    if config.get("num_experts") and not arch.experts.router:
         raise NotDirect(f"expert_count={config['num_experts']!r}")
-    if form.name in _NORMALISED:
+    if arch.name in _NORMALISED:
         config["norm_topk_prob"] = True
-    if form.attention.chunked:
+    if arch.attention.chunked:
         if config["sliding_window"] == 0:
             raise NotDirect("attention.sliding_window=0")
         config["use_qk_norm"] = config["num_experts"] != _NO_NORMS
         config["intermediate_size_mlp"] = config["intermediate_size"]
         config["intermediate_size"] = config["moe_intermediate_size"]
-    if form.name == "cohere2_moe":
+    if arch.name == "cohere2_moe":
         sizes = {"intermediate_size": config["moe_intermediate_size"], "expert_selection_fn": "sigmoid"}
         config |= {"prefix_dense_intermediate_size": config["intermediate_size"], **sizes}
-    if form.name == "olmo2" and config["sliding_window"]:
-        form = FORMS["olmo3"]
+    if arch.name == "olmo2" and config["sliding_window"]:
+        arch = ARCHS["olmo3"]
     config |= _windows_of(header)
-    if form.name in _FACTORS and "logits_scaling" in config:
+    if arch.name in _FACTORS and "logits_scaling" in config:
         config["output_multiplier"] = config.pop("logits_scaling")
-    if form.name == "muse_glimmer_text":  # the scale of queries is in the weights of their norm
+    if arch.name == "muse_glimmer_text":  # the scale of queries is in the weights of their norm
         config["qk_scale_factor"] = 1.0
-    if form.attention.rotated == "bases":
+    if arch.attention.rotated == "bases":
         config |= _rotated_layers_of(header)
-    config |= _recurrence_of(header, form.name)
+    config |= _recurrence_of(header, arch.name)
     if "num_hidden_layers" in config:
         config["num_hidden_layers"] = header.num_layers
-    config |= {"model_type": form.name, "tie_word_embeddings": "output.weight" not in header.tensors}
+    config |= {"model_type": arch.name, "tie_word_embeddings": "output.weight" not in header.tensors}
     heads, hidden = config.get("num_attention_heads") or 1, config.get("hidden_size", 0)
     size = config.get("head_dim") or hidden // heads
     rotated = header.value(".rope.dimension_count")
-    if rotated and size and not form.varied and not form.attention.latent:
+    if rotated and size and not arch.varied and not arch.attention.latent:
         config["partial_rotary_factor"] = rotated / size
-    if form.name in ("gemma2", "gemma3_text"):  # llama.cpp knows the scale by the number of layers
-        is_largest = (form.name, config.get("num_hidden_layers")) in _LARGEST_GEMMA
+    if arch.name in ("gemma2", "gemma3_text"):  # llama.cpp knows the scale by the number of layers
+        is_largest = (arch.name, config.get("num_hidden_layers")) in _LARGEST_GEMMA
         config["query_pre_attn_scalar"] = hidden // heads if is_largest else size
     rope = find(_ROPE_KEYS, "rope.scaling.")
     legacy = header.value(".rope.scale_linear")
@@ -172,14 +172,14 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         rope["factor"] = legacy
     if rope.get("factor", 1) not in (0, 1) and "rope_type" not in rope:
         rope["rope_type"] = "linear"  # which llama.cpp takes it for
-    if form.varied and rope.get("rope_type", "none") != "none":
+    if arch.varied and rope.get("rope_type", "none") != "none":
         raise NotDirect(f"RoPE of the kind {rope['rope_type']!r}")
-    if form.name == "gpt_oss":  # whose stretched waves are not rounded to whole ones
+    if arch.name == "gpt_oss":  # whose stretched waves are not rounded to whole ones
         rope["truncate"] = False
     if _SHORT in header.tensors:
         rope |= {"rope_type": "longrope", "short_factor": _floats(header, _SHORT).tolist()}
         rope |= {"long_factor": _floats(header, _LONG).tolist()} if _LONG in header.tensors else {}
-    if form.attention.latent:
+    if arch.attention.latent:
         unscaled(rope)
     if "mscale_all_dim" in rope:  # as Ministral 3's
         rope["mscale"] = rope["mscale_all_dim"]
@@ -189,7 +189,7 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         rope["llama_4_scaling_beta"] = growth
     if rope.get("rope_type", "none") != "none":
         config["rope_parameters"] = rope
-    elif form.defaults.get("rope_parameters"):
+    elif arch.defaults.get("rope_parameters"):
         config["rope_parameters"] = {"rope_type": "default"}
     return config
 
@@ -238,8 +238,8 @@ def kv_heads_of(header: GGUFHeader) -> dict[str, Any]:
     Raises:
         NotDirect: when layers have different numbers of heads.
     """
-    form = form_of(header)
-    if form is not None and form.varied:
+    arch = arch_of(header)
+    if arch is not None and arch.varied:
         return varied_config(header)
     found = header.value(".attention.head_count_kv")
     if not isinstance(found, memoryview):
@@ -251,7 +251,7 @@ def kv_heads_of(header: GGUFHeader) -> dict[str, Any]:
     layers = found[: header.num_layers]  # MTP modules may be after them
     kinds: dict[str, Any] = {} if state is None else {"layer_types": [FULL if count else state for count in layers]}
     widths = header.value(".feed_forward_length")
-    if form is not None and form.layers == "blocks" and isinstance(widths, memoryview) and len(widths) == len(found):
+    if arch is not None and arch.layers == "blocks" and isinstance(widths, memoryview) and len(widths) == len(found):
         has_experts = header.architecture.endswith("_moe")
         feeding = MOE if has_experts else MLP
         of_blocks = [feeding if width else kind for width, kind in zip(widths, kinds["layer_types"], strict=False)]

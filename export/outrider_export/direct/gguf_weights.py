@@ -87,12 +87,12 @@ class GGUFWeights(Weights):
     """The weights of a GGUF file."""
 
     def __init__(self, header: GGUFHeader, decoder: Decoder) -> None:
-        super().__init__(decoder, interleaved=decoder.form.matrices.gguf_interleaved)
+        super().__init__(decoder, interleaved=decoder.arch.matrices.gguf_interleaved)
         self._header = header
-        norms = decoder.form.norms
+        norms = decoder.arch.norms
         self._parts = _PARTS | {
             norms.before_attention: "attn_norm", norms.after_attention: "post_attention_norm",
-            norms.before_mlp: _BEFORE_MLP.get(decoder.form.gguf, "ffn_norm"), norms.after_mlp: "post_ffw_norm",
+            norms.before_mlp: _BEFORE_MLP.get(decoder.arch.gguf, "ffn_norm"), norms.after_mlp: "post_ffw_norm",
         }  # fmt: skip
         self._has_shared = decoder.experts is not None and decoder.experts.shared not in ("", "beside")
 

@@ -80,7 +80,7 @@ class _Builder:
         embedding = self._matrix(EMBEDDING)
         stream = ops.gather(embedding, ops.convert(self.input_ids, "i32"), ops.constant(np.int32(0)))
         stream.set_friendly_name(f"__module.{EMBEDDING}/aten::embedding/Gather")
-        if decoder.form.embedding == "normed":
+        if decoder.arch.embedding == "normed":
             stream = rms_norm(stream, None, decoder.eps)
         stream = _scaled(stream, decoder.embedding_scale)
         if decoder.layer_input_size:
@@ -115,10 +115,10 @@ class _Builder:
 
     def _computed(self, i: int, layer: Layer, stream: ov.Node) -> ov.Node:
         """The residual stream after attention, or a state, and the feed-forward part."""
-        norms, scale = self.decoder.form.norms, self.decoder.residual_scale
+        norms, scale = self.decoder.arch.norms, self.decoder.residual_scale
         read = self._norm(layer_name(i, norms.before_attention), stream)
         attended = self._norm(layer_name(i, norms.after_attention), self._mixed(i, layer, read), self.decoder.after_eps)
-        if self.decoder.form.layers == "parallel":
+        if self.decoder.arch.layers == "parallel":
             return ops.add(ops.add(stream, attended), self.feed_forward.of(i, layer, read, stream))
         stream = ops.add(stream, _scaled(attended, scale))
         stream.set_friendly_name(f"__module.model.layers.{i}/aten::add/Add")
@@ -168,12 +168,12 @@ class _Builder:
         if sizes.latent is not None and sizes.latent.query_rank:
             read, part = self._norm(layer_name(i, Q_NORM), self._project(i, Q_A, x), EPS), Q_B
         projected = self._project(i, part, read)
-        if decoder.form.attention.gate == "queries":
+        if decoder.arch.attention.gate == "queries":
             projected, gate = self._gated(projected)
-        elif decoder.form.attention.gate in ("matrix", "heads"):
+        elif decoder.arch.attention.gate in ("matrix", "heads"):
             gate = self._project(i, OUTPUT_GATE, x)
         queries = self._placed(i, "q", projected, heads, layer)
-        if self.growth is not None and (layer.rope is None or not decoder.form.attention.chunked):
+        if self.growth is not None and (layer.rope is None or not decoder.arch.attention.chunked):
             queries = ops.multiply(queries, self.growth)
         if sizes.keys_of is None:
             self.caches[i] = self._keys_and_values(i, layer, x)
@@ -189,7 +189,7 @@ class _Builder:
             inputs = [part.output(0) for part in parts]
             found = NodeFactory("opset13").create("ScaledDotProductAttention", inputs, {"causal": False})
         found = transposed(found, 0, 2, 1, 3)
-        if decoder.form.attention.gate == "heads" and gate is not None:
+        if decoder.arch.attention.gate == "heads" and gate is not None:
             found, gate = ops.multiply(found, ops.unsqueeze(ops.sigmoid(gate), ints(3))), None
         found = ops.reshape(found, ints(0, 0, heads * sizes.value_size), special_zero=True)
         if gate is not None:
@@ -206,7 +206,7 @@ class _Builder:
             made = self._project(i, "self_attn.k_proj", x)
             keys = self._placed(i, "k", made, heads, layer)
             made = made if sizes.values_are_keys else self._project(i, "self_attn.v_proj", x)
-            if self.decoder.form.varied:
+            if self.decoder.arch.varied:
                 made = ops.reshape(made, ints(0, 0, heads, size), special_zero=True)
                 made = rms_norm(made, None, self.decoder.eps)
             values = self._heads(made, heads, size)
@@ -230,10 +230,10 @@ class _Builder:
     def _placed(self, i: int, kind: str, x: ov.Node, num_heads: int, layer: Layer) -> ov.Node:
         """Queries or keys [batch, heads, tokens, size] after their norm, if they have one, and their rotation."""
         size = layer.sizes.head_size
-        if not self.decoder.form.attention.normed_after_rope:
+        if not self.decoder.arch.attention.normed_after_rope:
             return self._rotated(self._heads(self._normed(i, kind, x, num_heads, size), num_heads, size), layer, size)
         rotated = self._rotated(self._heads(x, num_heads, size), layer, size)
-        if self.decoder.form.attention.normed_heads:
+        if self.decoder.arch.attention.normed_heads:
             return rotated if layer.rope is None else rms_norm(rotated, None, self.decoder.eps)
         return self._norm(layer_name(i, f"self_attn.{kind}_norm"), rotated)
 
@@ -289,7 +289,7 @@ class _Builder:
         if name.endswith("."):
             return x
         weight, bias = (self.weights.vector(f"{name}.{kind}") for kind in ("weight", "bias"))
-        if self.decoder.form.norms.kind == "rms":
+        if self.decoder.arch.norms.kind == "rms":
             if weight is None:
                 raise self.weights.missing(f"{name}.weight")
             return rms_norm(x, weight, eps)
@@ -303,7 +303,7 @@ class _Builder:
         """Queries or keys [batch, tokens, width] after their norm, if they have one: of each head, or of all."""
         name = layer_name(i, f"self_attn.{kind}_norm")
         weight = self.weights.vector(f"{name}.weight")
-        if weight is None and not self.decoder.form.attention.normed_heads:
+        if weight is None and not self.decoder.arch.attention.normed_heads:
             return x
         if weight is not None and len(weight) != size:
             return self._norm(name, x)

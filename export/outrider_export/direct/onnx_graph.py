@@ -81,7 +81,7 @@ class _Builder:
         decoder, helper = self.decoder, self.onnx.helper
         lengths = self._lengths()
         stream = self._scaled("embedding_scale", self._embedding(), decoder.embedding_scale)
-        norms = decoder.form.norms
+        norms = decoder.arch.norms
         firsts = [layer_name(i, norms.before_attention) for i in range(len(decoder.layers))] + [FINAL_NORM]
         read = self._norm(firsts[0], stream)
         for i, layer in enumerate(decoder.layers):
@@ -220,7 +220,7 @@ class _Builder:
         """The residual stream with x added, and what the next part reads of it, after a norm."""
         total = f"{x}/sum"
         x = self._scaled(f"{x}/scaled", x, self.decoder.residual_scale)
-        if norm.endswith(".") or self.decoder.form.norms.kind != "rms":
+        if norm.endswith(".") or self.decoder.arch.norms.kind != "rms":
             return self._node("Add", total, stream, x), self._norm(norm, total)
         read = self._node(
             "SkipSimplifiedLayerNormalization",
@@ -238,7 +238,7 @@ class _Builder:
         if name.endswith("."):
             return x
         options: dict[str, Any] = {"axis": -1, "epsilon": self.decoder.eps, "stash_type": 1}
-        if self.decoder.form.norms.kind == "rms":
+        if self.decoder.arch.norms.kind == "rms":
             return self._node("SimplifiedLayerNormalization", name, x, self._vector(f"{name}.weight"), **options)
         weight, bias = (self.weights.vector(f"{name}.{kind}") for kind in ("weight", "bias"))
         weight = np.ones(self.decoder.hidden_size, np.float32) if weight is None else weight

@@ -189,7 +189,7 @@ def matrices_of(weights: Weights) -> list[str]:
         for i, layer in enumerate(decoder.layers)
         for part in (
             *(attention_of(layer) if layer.state is None else layer.state.matrices),
-            *([OUTPUT_GATE] if layer.state is None and decoder.form.attention.gate in ("matrix", "heads") else ()),
+            *([OUTPUT_GATE] if layer.state is None and decoder.arch.attention.gate in ("matrix", "heads") else ()),
             *((LAYER_GATE, LAYER_PROJECTION) if decoder.layer_input_size else ()),
             *((StreamPart.LAUREL_LEFT, StreamPart.LAUREL_RIGHT) if decoder.streams else ()),
             *decoder.feed_forward_of(layer),

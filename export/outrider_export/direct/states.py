@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.bundle.manifest import MOST_WIDTH
+from outrider.bundle.fields import MOST_WIDTH
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ class Weights(ABC):
 
     def _own(self, name: str) -> str:
         """The name here of a module that is called so in checkpoints, or in those that read images, too."""
-        return self.decoder.of_file(self.decoder.form.of_checkpoint(name_in_text(name)))
+        return self.decoder.of_file(self.decoder.arch.of_checkpoint(name_in_text(name)))
 
     @abstractmethod
     def stored(self, name: str) -> StoredMatrix | None:
@@ -167,7 +167,7 @@ class Weights(ABC):
         if whole is None or found is None:
             raise self.missing(f"{module}.weight")
         self._check_shape(module, whole.shape, self._shape_of(module))
-        in_order = self.rows_of(name, whole.shape[0]) if self.decoder.form.matrices.interleaved else span
+        in_order = self.rows_of(name, whole.shape[0]) if self.decoder.arch.matrices.interleaved else span
         found = self._changed(module, found, in_order)
         return _one_below_the_other(found, len(self.decoder.layers)) if name == LAYER_EMBEDDING else found
 
@@ -261,7 +261,7 @@ class Weights(ABC):
         """The matrices of experts that each have a tensor."""
         size, parts = shape[0] // count, []
         for number in range(count):
-            module = self.decoder.form.in_checkpoint(self.decoder.in_file(name)).format(number)
+            module = self.decoder.arch.in_checkpoint(self.decoder.in_file(name)).format(number)
             part = self.stored(f"{module}.weight")
             if part is None:
                 raise self.missing(f"{module}.weight")
@@ -298,8 +298,8 @@ class Weights(ABC):
         sizes = (layer or decoder.layers[0]).sizes
         hidden, wide = decoder.hidden_size, sizes.mlp_size
         attended, keys = decoder.num_heads * sizes.head_size, sizes.num_kv_heads * sizes.head_size
-        queries = 2 * attended if decoder.form.attention.gate == "queries" else attended
-        gates = decoder.num_heads if decoder.form.attention.gate == "heads" else attended
+        queries = 2 * attended if decoder.arch.attention.gate == "queries" else attended
+        gates = decoder.num_heads if decoder.arch.attention.gate == "heads" else attended
         inputs = decoder.layer_input_size
         if decoder.streams is not None:
             of_streams = decoder.streams.shapes(hidden)
@@ -393,8 +393,8 @@ def place_of(name: str, decoder: Decoder) -> tuple[str, slice | None]:
     fused = {"q_proj": (0, queries), "k_proj": (queries, keys), "v_proj": (queries + keys, keys)}
     fused_mlp = {"gate_proj": (0, decoder.mlp_size), "up_proj": (decoder.mlp_size, decoder.mlp_size)}
     for is_fused, parts, module in (
-        (decoder.form.matrices.fused, fused, "qkv_proj"),
-        (decoder.form.matrices.fused_mlp, fused_mlp, "gate_up_proj"),
+        (decoder.arch.matrices.fused, fused, "qkv_proj"),
+        (decoder.arch.matrices.fused_mlp, fused_mlp, "gate_up_proj"),
     ):
         if is_fused and part in parts:
             first, count = parts[part]

@@ -87,8 +87,8 @@ def _open(source: Located) -> Weights:
     try:
         weights = open_weights(_path(source), source.kind == "gguf")
         decoder = weights.decoder
-        grouped = decoder.experts is not None and decoder.form.experts.grouped
-        if decoder.form.varied or grouped or decoder.latent is not None:
+        grouped = decoder.experts is not None and decoder.arch.experts.grouped
+        if decoder.arch.varied or grouped or decoder.latent is not None:
             raise NotDirect("its layers differ in their sizes")
         return weights
     except NotDirect as error:
@@ -124,7 +124,7 @@ def _cut(config: dict[str, Any], decoder: Decoder, chosen: list[int]) -> dict[st
         cut["layers_block_type"] = [kind for mixing, feeds in kinds for kind in [*mixing, *([MLP] if feeds else [])]]
         cut.pop("layer_types")
     key = "num_hidden_layers"
-    return cut | dict.fromkeys((key, decoder.form.keys.get(key, key)), len(chosen))
+    return cut | dict.fromkeys((key, decoder.arch.keys.get(key, key)), len(chosen))
 
 
 def _tensors(weights: Weights, chosen: list[int], token_ids: Indices | None) -> dict[str, NDArray[np.float16]]:
@@ -167,7 +167,7 @@ def _modules_of(layer: Layer, decoder: Decoder) -> list[str]:
     """Modules of a layer with a weight, a bias or both, but experts."""
     parts = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm", "sinks")
     mixing = [f"self_attn.{part}" for part in parts] if layer.state is None else [*layer.state.matrices]
-    norms = decoder.form.norms
+    norms = decoder.arch.norms
     around = {norms.before_attention, norms.after_attention, norms.before_mlp, norms.after_mlp} - {""}
     experts = layer.experts
     fed = [*decoder.feed_forward_of(layer), *((ROUTER, CHOICE, SHARED_GATE) if experts else ())]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from outrider_export.direct.arch import Arch, ArchAttention, ArchExperts, ArchMatrices, Norms
 from outrider_export.direct.experts import CHOICE
-from outrider_export.direct.form import AttentionForm, ExpertsForm, Form, MatrixForm, Norms
 
 _AROUND = Norms(
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
@@ -15,8 +15,8 @@ _AROUND_MLP = Norms("input_layernorm", "post_attention_layernorm", "pre_mlp_laye
 _AFTER = Norms("", "post_attention_layernorm", "", "post_feedforward_layernorm")
 _ADDED = Norms(offset=1.0)
 _AROUND_ADDED = replace(_AROUND, offset=1.0)
-_PAIRS = MatrixForm(interleaved=True, gguf_interleaved=True)
-_GGUF_PAIRS = MatrixForm(gguf_interleaved=True)
+_PAIRS = ArchMatrices(interleaved=True, gguf_interleaved=True)
+_GGUF_PAIRS = ArchMatrices(gguf_interleaved=True)
 _OF_GEMMA = {"head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}
 _NAMES_OF_LFM2 = {
     "self_attn.o_proj": "self_attn.out_proj", "self_attn.q_norm": "self_attn.q_layernorm",
@@ -227,7 +227,7 @@ _OF_MELLUM: dict[str, Any] = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     },
 }  # fmt: skip
-_BY_NAME = AttentionForm(windows="named", rotated="bases")
+_BY_NAME = ArchAttention(windows="named", rotated="bases")
 _SINKS = {"self_attn.sinks.weight": "self_attn.sinks"}
 _NAMES_OF_GRANITE_MOE_SWA = _SINKS | {
     "mlp.router": "block_sparse_moe.router", "mlp.gate_up_proj": "shared_mlp.input_linear",
@@ -251,7 +251,7 @@ _NAMES_OF_BAILING = _NAMES_OF_DEEPSEEK | {
     "self_attn.k_norm": "attention.key_layernorm", "model.embed_tokens": "model.word_embeddings",
 }  # fmt: skip
 _BAILING: dict[str, Any] = {
-    "matrices": MatrixForm(fused=True), "experts": ExpertsForm("sigmoid", "added", grouped=True),
+    "matrices": ArchMatrices(fused=True), "experts": ArchExperts("sigmoid", "added", grouped=True),
     "names": _NAMES_OF_BAILING, "keys": _DEEPSEEK["keys"] | {
         "n_shared_experts": "num_shared_experts", "scoring_func": "score_function",
     },
@@ -296,275 +296,275 @@ _OF_GEMMA2 = _OF_GEMMA | {"query_pre_attn_scalar": 256, "sliding_window": 4096}
 
 # Source: Transformers 5.5 (LFM3, Muse Glimmer: 5.24), modeling_*.py and configuration_*.py; llama.cpp's
 # conversion/*.py and llama-arch.cpp.
-FORMS: dict[str, Form] = {
-    form.name: form
-    for form in (
-        Form(
+ARCHS: dict[str, Arch] = {
+    arch.name: arch
+    for arch in (
+        Arch(
             "afmoe", norms=_AROUND_MLP, embedding="scaled",
-            attention=AttentionForm(windows=4, rotated="sliding", gate="matrix"),
-            experts=ExpertsForm("sigmoid", "added", grouped=True), names=_NAMES_OF_AFMOE, keys=_KEYS_OF_AFMOE,
+            attention=ArchAttention(windows=4, rotated="sliding", gate="matrix"),
+            experts=ArchExperts("sigmoid", "added", grouped=True), names=_NAMES_OF_AFMOE, keys=_KEYS_OF_AFMOE,
             defaults=_OF_AFMOE,
         ),
-        Form(
+        Arch(
             "arcee", "arcee", matrices=_GGUF_PAIRS, ungated=True,
             defaults={"hidden_act": "relu2", "rms_norm_eps": 1e-5},
         ),
-        Form("bailing_moe_v2", "bailingmoe2", **_BAILING, defaults=_OF_BAILING),
-        Form("cohere", "command-r", **_COHERE, defaults=_OF_COHERE | {"rope_theta": 5e5}),
-        Form(
-            "cohere2", "cohere2", **_COHERE, attention=AttentionForm(windows=4, rotated="sliding"),
+        Arch("bailing_moe_v2", "bailingmoe2", **_BAILING, defaults=_OF_BAILING),
+        Arch("cohere", "command-r", **_COHERE, defaults=_OF_COHERE | {"rope_theta": 5e5}),
+        Arch(
+            "cohere2", "cohere2", **_COHERE, attention=ArchAttention(windows=4, rotated="sliding"),
             defaults=_OF_COHERE | {"sliding_window": 4096},
         ),
-        Form(
+        Arch(
             "cohere2_moe", "cohere2moe", **_COHERE | {"keys": _KEYS_OF_COHERE_MOE},
-            attention=AttentionForm(windows="named", rotated="sliding"),
-            experts=ExpertsForm("sigmoid", "averaged", grouped=True), names=_NAMES_OF_DEEPSEEK,
+            attention=ArchAttention(windows="named", rotated="sliding"),
+            experts=ArchExperts("sigmoid", "averaged", grouped=True), names=_NAMES_OF_DEEPSEEK,
             defaults=_OF_COHERE_MOE,
         ),
-        Form(
-            "deepseek_v2", "deepseek2", matrices=_PAIRS, attention=AttentionForm(latent=True),
-            experts=ExpertsForm("softmax", "added", grouped=True), **_DEEPSEEK, defaults=_OF_DEEPSEEK_V2,
+        Arch(
+            "deepseek_v2", "deepseek2", matrices=_PAIRS, attention=ArchAttention(latent=True),
+            experts=ArchExperts("softmax", "added", grouped=True), **_DEEPSEEK, defaults=_OF_DEEPSEEK_V2,
         ),
-        Form(
-            "deepseek_v3", "deepseek2", matrices=_PAIRS, attention=AttentionForm(latent=True),
-            experts=ExpertsForm("sigmoid", "added", grouped=True), **_DEEPSEEK, defaults=_OF_DEEPSEEK_V3,
+        Arch(
+            "deepseek_v3", "deepseek2", matrices=_PAIRS, attention=ArchAttention(latent=True),
+            experts=ArchExperts("sigmoid", "added", grouped=True), **_DEEPSEEK, defaults=_OF_DEEPSEEK_V3,
         ),
-        Form(
-            "dots1", "dots1", experts=ExpertsForm("sigmoid", "added", grouped=True), **_DEEPSEEK,
+        Arch(
+            "dots1", "dots1", experts=ArchExperts("sigmoid", "added", grouped=True), **_DEEPSEEK,
             defaults={"num_dense_layers": 0},
         ),
-        Form(
+        Arch(
             "ernie4_5", "ernie4_5", matrices=_PAIRS,
             defaults={"head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "tie_word_embeddings": True},
         ),
-        Form(
-            "ernie4_5_moe", "ernie4_5-moe", matrices=_PAIRS, experts=ExpertsForm("softmax", "added", grouped=True),
+        Arch(
+            "ernie4_5_moe", "ernie4_5-moe", matrices=_PAIRS, experts=ArchExperts("softmax", "added", grouped=True),
             names=_NAMES_OF_DEEPSEEK | {f"{CHOICE}.bias": "mlp.moe_statics.e_score_correction_bias"},
             keys=_KEYS_OF_ERNIE_MOE, defaults=_OF_ERNIE_MOE,
         ),
-        Form(
+        Arch(
             "exaone", "exaone", names=_NAMES_OF_EXAONE, keys=_KEYS_OF_EXAONE,
             defaults={"rms_norm_eps": 1e-5, "rope_theta": 5e5},
         ),
-        Form(
-            "exaone4", "exaone4", norms=_AFTER, attention=AttentionForm(windows=4, rotated="sliding"),
+        Arch(
+            "exaone4", "exaone4", norms=_AFTER, attention=ArchAttention(windows=4, rotated="sliding"),
             defaults={"sliding_window": 4096, "rms_norm_eps": 1e-5},
         ),
-        Form(
-            "exaone_moe", "exaone-moe", attention=AttentionForm(windows=4, rotated="sliding"),
-            experts=ExpertsForm("sigmoid", "added", grouped=True),
+        Arch(
+            "exaone_moe", "exaone-moe", attention=ArchAttention(windows=4, rotated="sliding"),
+            experts=ArchExperts("sigmoid", "added", grouped=True),
             names=_NAMES_OF_DEEPSEEK | {f"{CHOICE}.bias": "mlp.e_score_correction_bias"},
             keys={"n_shared_experts": "num_shared_experts", "num_dense_layers": "first_k_dense_replace"},
             defaults=_OF_EXAONE_MOE,
         ),
-        Form("gemma", "gemma", norms=_ADDED, embedding="scaled", defaults=_OF_GEMMA),
-        Form(
-            "gemma2", "gemma2", norms=_AROUND_ADDED, embedding="scaled", attention=AttentionForm(windows=2),
+        Arch("gemma", "gemma", norms=_ADDED, embedding="scaled", defaults=_OF_GEMMA),
+        Arch(
+            "gemma2", "gemma2", norms=_AROUND_ADDED, embedding="scaled", attention=ArchAttention(windows=2),
             defaults=_OF_GEMMA2 | {"final_logit_softcapping": 30.0},
         ),
-        Form(
+        Arch(
             "gemma3_text", "gemma3", norms=_AROUND_ADDED, embedding="scaled",
-            attention=AttentionForm(windows=6, local_theta=True),
+            attention=ArchAttention(windows=6, local_theta=True),
             defaults=_OF_GEMMA2 | {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
         ),
-        Form(
-            "glm", "chatglm", matrices=MatrixForm(interleaved=True, gguf_interleaved=True, fused_mlp=True),
+        Arch(
+            "glm", "chatglm", matrices=ArchMatrices(interleaved=True, gguf_interleaved=True, fused_mlp=True),
             defaults=_OF_GLM,
         ),
-        Form(
-            "glm4", "glm4", matrices=MatrixForm(interleaved=True, gguf_interleaved=True, fused_mlp=True),
+        Arch(
+            "glm4", "glm4", matrices=ArchMatrices(interleaved=True, gguf_interleaved=True, fused_mlp=True),
             norms=_SANDWICH, defaults=_OF_GLM,
         ),
-        Form(
-            "glm4_moe", "glm4moe", experts=ExpertsForm("sigmoid", "added", grouped=True), **_DEEPSEEK,
+        Arch(
+            "glm4_moe", "glm4moe", experts=ArchExperts("sigmoid", "added", grouped=True), **_DEEPSEEK,
             defaults=_OF_GLM4_MOE,
         ),
-        Form(
-            "glm4_moe_lite", "deepseek2", matrices=_PAIRS, attention=AttentionForm(latent=True),
-            experts=ExpertsForm("sigmoid", "added", grouped=True), **_DEEPSEEK, defaults=_OF_GLM4_MOE_LITE,
+        Arch(
+            "glm4_moe_lite", "deepseek2", matrices=_PAIRS, attention=ArchAttention(latent=True),
+            experts=ArchExperts("sigmoid", "added", grouped=True), **_DEEPSEEK, defaults=_OF_GLM4_MOE_LITE,
         ),
-        Form(
+        Arch(
             "gemma3n_text", "gemma3n", norms=_AROUND, embedding="scaled",
-            attention=AttentionForm(windows=5, local_theta=True), layers="streams",
+            attention=ArchAttention(windows=5, local_theta=True), layers="streams",
             names={"altup.correct_output_scale.weight": "altup.correct_output_scale"}, defaults=_OF_GEMMA3N,
         ),
-        Form(
+        Arch(
             "gemma4_text", "gemma4", norms=_AROUND, embedding="scaled",
-            attention=AttentionForm(windows=6, local_theta=True), experts=ExpertsForm("softmax", "beside"),
+            attention=ArchAttention(windows=6, local_theta=True), experts=ArchExperts("softmax", "beside"),
             layers="varied", names=_NAMES_OF_GEMMA4, keys={"num_experts_per_tok": "top_k_experts"}, defaults=_OF_GEMMA4,
         ),
-        Form(
-            "gpt_oss", "gpt-oss", attention=AttentionForm(windows=2), experts=ExpertsForm("top_softmax", clamped=True),
+        Arch(
+            "gpt_oss", "gpt-oss", attention=ArchAttention(windows=2), experts=ArchExperts("top_softmax", clamped=True),
             names=_NAMES_OF_GPT_OSS, keys=_LOCAL,
             defaults={"rms_norm_eps": 1e-5, "rope_theta": 150_000.0, "head_dim": 64, "sliding_window": 128},
         ),
-        Form("granite", "granite", matrices=_GGUF_PAIRS, defaults={"attention_multiplier": 1.0}),
-        Form(
-            "granitemoe", "granitemoe", matrices=_GGUF_PAIRS, experts=ExpertsForm("top_softmax"),
+        Arch("granite", "granite", matrices=_GGUF_PAIRS, defaults={"attention_multiplier": 1.0}),
+        Arch(
+            "granitemoe", "granitemoe", matrices=_GGUF_PAIRS, experts=ArchExperts("top_softmax"),
             names=_NAMES_OF_GRANITE_MOE, keys=_LOCAL, defaults={"attention_multiplier": 1.0},
         ),
-        Form(
-            "granitemoehybrid", "granitehybrid", matrices=MatrixForm(gguf_interleaved=True, fused_mlp=True),
-            attention=AttentionForm(rotated="position_embedding_type"), experts=ExpertsForm("top_softmax", "added"),
+        Arch(
+            "granitemoehybrid", "granitehybrid", matrices=ArchMatrices(gguf_interleaved=True, fused_mlp=True),
+            attention=ArchAttention(rotated="position_embedding_type"), experts=ArchExperts("top_softmax", "added"),
             names=_NAMES_OF_GRANITE_HYBRID, keys=_LOCAL | {"intermediate_size": "shared_intermediate_size"},
             defaults=_OF_GRANITE_HYBRID,
         ),
-        Form(
+        Arch(
             "granite_swa", "granite_swa", matrices=_GGUF_PAIRS, attention=_BY_NAME, names=_SINKS,
             defaults=_OF_GRANITE_SWA | {"tie_word_embeddings": True},
         ),
-        Form(
-            "granitemoe_swa", matrices=MatrixForm(gguf_interleaved=True, fused_mlp=True),
-            attention=_BY_NAME, experts=ExpertsForm("top_softmax", "added"),
+        Arch(
+            "granitemoe_swa", matrices=ArchMatrices(gguf_interleaved=True, fused_mlp=True),
+            attention=_BY_NAME, experts=ArchExperts("top_softmax", "added"),
             names=_NAMES_OF_GRANITE_MOE_SWA, keys=_LOCAL | {"intermediate_size": "shared_intermediate_size"},
             defaults=_OF_GRANITE_SWA | {"rms_norm_eps": 1e-6, "shared_intermediate_size": 0},
         ),
-        Form("helium", matrices=MatrixForm(interleaved=True), defaults={"head_dim": 128, "rms_norm_eps": 1e-8}),
-        Form(
-            "hy_v3", experts=ExpertsForm("sigmoid", "added", grouped=True), names=_NAMES_OF_HY3,
+        Arch("helium", matrices=ArchMatrices(interleaved=True), defaults={"head_dim": 128, "rms_norm_eps": 1e-8}),
+        Arch(
+            "hy_v3", experts=ArchExperts("sigmoid", "added", grouped=True), names=_NAMES_OF_HY3,
             keys={"n_shared_experts": "num_shared_experts", "routed_scaling_factor": "router_scaling_factor"},
             defaults=_OF_HY3,
         ),
-        Form(
+        Arch(
             "hyperclovax", norms=Norms(after_attention="post_norm1", after_mlp="post_norm2"),
             keys={"use_sandwich_norm": "use_post_norm"},
         ),
-        Form(
-            "hunyuan_v1_dense", "hunyuan-dense", attention=AttentionForm(normed_after_rope=True),
+        Arch(
+            "hunyuan_v1_dense", "hunyuan-dense", attention=ArchAttention(normed_after_rope=True),
             names=_NAMES_OF_HUNYUAN, defaults={"rms_norm_eps": 1e-5},
         ),
-        Form(
-            "hunyuan_v1_moe", "hunyuan-moe", attention=AttentionForm(normed_after_rope=True),
-            experts=ExpertsForm("softmax", "added"), names=_NAMES_OF_HUNYUAN_MOE,
+        Arch(
+            "hunyuan_v1_moe", "hunyuan-moe", attention=ArchAttention(normed_after_rope=True),
+            experts=ArchExperts("softmax", "added"), names=_NAMES_OF_HUNYUAN_MOE,
             keys={"num_experts_per_tok": "moe_topk", "moe_intermediate_size": "intermediate_size"},
             defaults={"rms_norm_eps": 1e-5, "norm_topk_prob": True},
         ),
-        Form(
+        Arch(
             "lfm2", "lfm2", norms=Norms("operator_norm", "", "ffn_norm", ""), names=_NAMES_OF_LFM2, keys=_KEYS_OF_LFM2,
             defaults=_OF_LFM2,
         ),
-        Form(
-            "lfm2_moe", "lfm2moe", norms=Norms("operator_norm", "", "ffn_norm", ""), experts=ExpertsForm("sigmoid"),
+        Arch(
+            "lfm2_moe", "lfm2moe", norms=Norms("operator_norm", "", "ffn_norm", ""), experts=ArchExperts("sigmoid"),
             names=_NAMES_OF_LFM2_MOE, keys={"rms_norm_eps": "norm_eps", "tie_word_embeddings": "tie_embedding"},
             defaults=_OF_LFM2 | {"block_auto_adjust_ff_dim": False, "num_dense_layers": 2, "norm_topk_prob": True},
         ),
-        Form(
+        Arch(
             "lfm3", norms=Norms("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm"),
-            attention=AttentionForm(local_theta=True, gate="heads"), names=_NAMES_OF_LFM3,
+            attention=ArchAttention(local_theta=True, gate="heads"), names=_NAMES_OF_LFM3,
             keys={"rms_norm_eps": "norm_eps"}, defaults=_OF_LFM3,
         ),
-        Form("internlm3", defaults={"rms_norm_eps": 1e-5}),
-        Form("iquestcoder", defaults={"head_dim": 128, "rms_norm_eps": 1e-5}),
-        Form("llama", "llama", matrices=_GGUF_PAIRS),
-        Form(
+        Arch("internlm3", defaults={"rms_norm_eps": 1e-5}),
+        Arch("iquestcoder", defaults={"head_dim": 128, "rms_norm_eps": 1e-5}),
+        Arch("llama", "llama", matrices=_GGUF_PAIRS),
+        Arch(
             "llama4_text", "llama4", matrices=_PAIRS,
-            attention=AttentionForm(rotated="no_rope_layers", normed_after_rope=True, normed_heads=True, chunked=True),
-            experts=ExpertsForm("input", "added", by_columns=True, grouped=True), names=_NAMES_OF_LLAMA4,
+            attention=ArchAttention(rotated="no_rope_layers", normed_after_rope=True, normed_heads=True, chunked=True),
+            experts=ArchExperts("input", "added", by_columns=True, grouped=True), names=_NAMES_OF_LLAMA4,
             keys=_KEYS_OF_LLAMA4, defaults=_OF_LLAMA4,
         ),
-        Form(
-            "mellum", "mellum", attention=AttentionForm(local_theta=True), experts=ExpertsForm("softmax"),
+        Arch(
+            "mellum", "mellum", attention=ArchAttention(local_theta=True), experts=ArchExperts("softmax"),
             names=_NAMES_OF_QWEN_MOE, keys={"num_experts": "num_local_experts"}, defaults=_OF_MELLUM,
         ),
-        Form(
-            "minimax_m2", "minimax-m2", experts=ExpertsForm("sigmoid", grouped=True),
+        Arch(
+            "minimax_m2", "minimax-m2", experts=ArchExperts("sigmoid", grouped=True),
             names=_NAMES_OF_MIXTRAL | {f"{CHOICE}.bias": "block_sparse_moe.e_score_correction_bias"}, keys=_LOCAL,
             defaults=_OF_MINIMAX_M2,
         ),
-        Form("ministral", attention=AttentionForm(windows="all"), defaults={"sliding_window": 4096}),
-        Form(
-            "ministral3", "mistral3", matrices=_GGUF_PAIRS, attention=AttentionForm(windows="all"),
+        Arch("ministral", attention=ArchAttention(windows="all"), defaults={"sliding_window": 4096}),
+        Arch(
+            "ministral3", "mistral3", matrices=_GGUF_PAIRS, attention=ArchAttention(windows="all"),
             defaults=_OF_MINISTRAL3,
         ),
-        Form("mistral", attention=AttentionForm(windows="all"), defaults={"sliding_window": 4096}),
-        Form(
-            "mixtral", matrices=_GGUF_PAIRS, attention=AttentionForm(windows="all"), experts=ExpertsForm("softmax"),
+        Arch("mistral", attention=ArchAttention(windows="all"), defaults={"sliding_window": 4096}),
+        Arch(
+            "mixtral", matrices=_GGUF_PAIRS, attention=ArchAttention(windows="all"), experts=ArchExperts("softmax"),
             names=_NAMES_OF_MIXTRAL, keys=_LOCAL,
             defaults={"rope_theta": 1e6, "rms_norm_eps": 1e-5, "norm_topk_prob": True},
         ),
-        Form(
+        Arch(
             "nemotron", "nemotron", norms=Norms(kind="layer", offset=1.0), ungated=True,
             keys={"layer_norm_eps": "norm_eps"},
             defaults={"hidden_act": "relu2", "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
         ),
-        Form(
-            "nemotron_h", "nemotron_h", attention=AttentionForm(rotated="none"), ungated=True, layers="blocks",
-            experts=ExpertsForm("sigmoid", "added", grouped=True),
+        Arch(
+            "nemotron_h", "nemotron_h", attention=ArchAttention(rotated="none"), ungated=True, layers="blocks",
+            experts=ArchExperts("sigmoid", "added", grouped=True),
             names=_NAMES_OF_NEMOTRON_H, keys=_KEYS_OF_NEMOTRON_H, defaults=_OF_NEMOTRON_H,
         ),
-        Form(
+        Arch(
             "muse_glimmer_text", "muse-glimmer", matrices=_GGUF_PAIRS,
             norms=replace(_AROUND, offset=1.0, plain=("model.norm.weight",)), embedding="normed",
-            attention=AttentionForm(windows=-4, rotated="layer_rope_theta", normed_heads=True, gate="matrix"),
+            attention=ArchAttention(windows=-4, rotated="layer_rope_theta", normed_heads=True, gate="matrix"),
             names={"self_attn.output_gate": "self_attn.gate_proj"}, defaults=_OF_MUSE_GLIMMER,
         ),
-        Form("olmo", norms=Norms(kind="layer"), defaults={"layer_norm_eps": 1e-5}),
-        Form("olmo2", "olmo2", norms=_AFTER, defaults={"rms_norm_eps": 1e-5}),
-        Form(
-            "olmo3", "olmo2", norms=_AFTER, attention=AttentionForm(windows=4, local_theta=True),
+        Arch("olmo", norms=Norms(kind="layer"), defaults={"layer_norm_eps": 1e-5}),
+        Arch("olmo2", "olmo2", norms=_AFTER, defaults={"rms_norm_eps": 1e-5}),
+        Arch(
+            "olmo3", "olmo2", norms=_AFTER, attention=ArchAttention(windows=4, local_theta=True),
             defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096},
         ),
-        Form(
-            "olmoe", "olmoe", experts=ExpertsForm("softmax"), names=_NAMES_OF_QWEN_MOE,
+        Arch(
+            "olmoe", "olmoe", experts=ArchExperts("softmax"), names=_NAMES_OF_QWEN_MOE,
             keys={"moe_intermediate_size": "intermediate_size"}, defaults={"rms_norm_eps": 1e-5},
         ),
-        Form(
+        Arch(
             "phi", "phi2", norms=Norms(before_mlp="", kind="layer"), ungated=True, layers="parallel",
             names=_NAMES_OF_PHI,
             defaults={"layer_norm_eps": 1e-5, "hidden_act": "gelu_new", "partial_rotary_factor": 0.5},
         ),
-        Form(
-            "phi3", "phi3", matrices=MatrixForm(fused=True, fused_mlp=True), attention=AttentionForm(windows="all"),
+        Arch(
+            "phi3", "phi3", matrices=ArchMatrices(fused=True, fused_mlp=True), attention=ArchAttention(windows="all"),
             defaults={"rms_norm_eps": 1e-5},
         ),
-        Form("qwen2", "qwen2", attention=AttentionForm(windows="late"), defaults={"max_window_layers": 28}),
-        Form(
-            "qwen2_moe", "qwen2moe", attention=AttentionForm(windows="late"), experts=ExpertsForm("softmax", "gated"),
+        Arch("qwen2", "qwen2", attention=ArchAttention(windows="late"), defaults={"max_window_layers": 28}),
+        Arch(
+            "qwen2_moe", "qwen2moe", attention=ArchAttention(windows="late"), experts=ArchExperts("softmax", "gated"),
             names=_NAMES_OF_QWEN_MOE | _SHARED_OF_QWEN,
             keys={"num_experts": "num_local_experts", "intermediate_size": "shared_expert_intermediate_size"},
             defaults={"max_window_layers": 28},
         ),
-        Form(
-            "qwen3", "qwen3", attention=AttentionForm(windows="late"),
+        Arch(
+            "qwen3", "qwen3", attention=ArchAttention(windows="late"),
             defaults={"max_window_layers": 28, "head_dim": 128},
         ),
-        Form("qwen3_5_text", "qwen35", norms=_ADDED, attention=AttentionForm(gate="queries"), defaults=_OF_QWEN3_5),
-        Form(
-            "qwen3_5_moe_text", "qwen35moe", norms=_ADDED, attention=AttentionForm(gate="queries"),
-            experts=ExpertsForm("softmax", "gated"), names=_NAMES_OF_QWEN3_5_MOE,
+        Arch("qwen3_5_text", "qwen35", norms=_ADDED, attention=ArchAttention(gate="queries"), defaults=_OF_QWEN3_5),
+        Arch(
+            "qwen3_5_moe_text", "qwen35moe", norms=_ADDED, attention=ArchAttention(gate="queries"),
+            experts=ArchExperts("softmax", "gated"), names=_NAMES_OF_QWEN3_5_MOE,
             keys={"intermediate_size": "shared_expert_intermediate_size"},
             defaults=_OF_QWEN3_5_MOE | {"num_experts": 256, "num_experts_per_tok": 8},
         ),
-        Form(
-            "qwen3_next", "qwen3next", norms=_ADDED, attention=AttentionForm(gate="queries"),
-            experts=ExpertsForm("softmax", "gated"), names=_NAMES_OF_QWEN3_5_MOE,
+        Arch(
+            "qwen3_next", "qwen3next", norms=_ADDED, attention=ArchAttention(gate="queries"),
+            experts=ArchExperts("softmax", "gated"), names=_NAMES_OF_QWEN3_5_MOE,
             keys={"intermediate_size": "shared_expert_intermediate_size"},
             defaults=_OF_QWEN3_5_MOE | {"num_experts": 512, "num_experts_per_tok": 10},
         ),
-        Form(
-            "qwen3_moe", "qwen3moe", attention=AttentionForm(windows="late"), experts=ExpertsForm("softmax"),
+        Arch(
+            "qwen3_moe", "qwen3moe", attention=ArchAttention(windows="late"), experts=ArchExperts("softmax"),
             names=_NAMES_OF_QWEN_MOE, keys={"num_experts": "num_local_experts"}, defaults={"max_window_layers": 28},
         ),
-        Form("sarvam_moe", **_BAILING, defaults=_OF_SARVAM),
-        Form("seed_oss", "seed_oss", defaults={"head_dim": 128}),
-        Form(
-            "smollm3", "smollm3", matrices=_GGUF_PAIRS, attention=AttentionForm(rotated="no_rope_layers"),
+        Arch("sarvam_moe", **_BAILING, defaults=_OF_SARVAM),
+        Arch("seed_oss", "seed_oss", defaults={"head_dim": 128}),
+        Arch(
+            "smollm3", "smollm3", matrices=_GGUF_PAIRS, attention=ArchAttention(rotated="no_rope_layers"),
             defaults={"rope_theta": 2e6, "no_rope_layer_interval": 4, "tie_word_embeddings": True},
         ),
-        Form(
-            "solar_open", experts=ExpertsForm("sigmoid", "added", grouped=True), names=_NAMES_OF_DEEPSEEK,
+        Arch(
+            "solar_open", experts=ArchExperts("sigmoid", "added", grouped=True), names=_NAMES_OF_DEEPSEEK,
             keys={"num_experts": "n_routed_experts"}, defaults=_OF_SOLAR_OPEN,
         ),
-        Form("stablelm", norms=Norms(kind="layer"), defaults={"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25}),
-        Form(
-            "starcoder2", "starcoder2", norms=Norms(kind="layer"), attention=AttentionForm(windows="all"), ungated=True,
+        Arch("stablelm", norms=Norms(kind="layer"), defaults={"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25}),
+        Arch(
+            "starcoder2", "starcoder2", norms=Norms(kind="layer"), attention=ArchAttention(windows="all"), ungated=True,
             names={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"}, keys={"layer_norm_eps": "norm_epsilon"},
             defaults={"layer_norm_eps": 1e-5, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True},
         ),
-        Form(
-            "youtu", "deepseek2", matrices=_PAIRS, attention=AttentionForm(latent=True),
+        Arch(
+            "youtu", "deepseek2", matrices=_PAIRS, attention=ArchAttention(latent=True),
             defaults=_OF_LATENT | {"tie_word_embeddings": True},
         ),
     )
 }  # fmt: skip
-BY_GGUF: dict[str, Form] = {form.gguf: form for form in reversed(FORMS.values()) if form.gguf}  # the first of each
+BY_GGUF: dict[str, Arch] = {arch.gguf: arch for arch in reversed(ARCHS.values()) if arch.gguf}  # the first of each

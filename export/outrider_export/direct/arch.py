@@ -1,4 +1,4 @@
-"""What the entry of an architecture says: its differences from Llama; `forms` has the entries."""
+"""What the entry of an architecture says: its differences from Llama; `archs` has the entries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Norms:
 
 
 @dataclass(frozen=True)
-class MatrixForm:
+class ArchMatrices:
     """How files store matrices."""
 
     interleaved: bool = False  # checkpoints have the rows of queries and keys in pairs that are rotated together
@@ -34,7 +34,7 @@ class MatrixForm:
 
 
 @dataclass(frozen=True)
-class AttentionForm:
+class ArchAttention:
     """What is attended to, and by what queries and keys. Keys that a comment names are those of config.json."""
 
     # Layers that have the sliding window where `layer_types` is missing: "none", "all", "late" (from max_window_layers
@@ -57,7 +57,7 @@ class AttentionForm:
 
 
 @dataclass(frozen=True)
-class ExpertsForm:
+class ArchExperts:
     """Mixtures of experts; see `Experts`."""
 
     router: str = ""  # "": a dense model
@@ -68,7 +68,7 @@ class ExpertsForm:
 
 
 @dataclass(frozen=True)
-class Form:
+class Arch:
     """An architecture, by its `model_type` in config.json.
 
     Biases, norms of queries and keys, and tied matrices are not listed: they are there if the file has their tensors.
@@ -80,13 +80,13 @@ class Form:
     names: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)  # the same for keys of config.json
     defaults: Mapping[str, Any] = field(default_factory=dict)  # what Transformers takes for keys that are missing
-    matrices: MatrixForm = MatrixForm()
+    matrices: ArchMatrices = ArchMatrices()
     norms: Norms = Norms()
     # "scaled": embeddings are multiplied by the square root of their width. "normed": they have a norm without weights.
     embedding: str = ""
-    attention: AttentionForm = AttentionForm()
+    attention: ArchAttention = ArchAttention()
     ungated: bool = False  # feed-forward parts are down(act(up)), by the square of ReLU, too
-    experts: ExpertsForm = ExpertsForm()
+    experts: ArchExperts = ArchExperts()
     # "varied": layers differ in their sizes, as `sizes` says, values have a norm without weights, and outputs may be
     # scaled. "streams": besides, a token has several residual streams, see `Streams`, and feed-forward parts may let
     # pass few numbers. "blocks": attention, states and feed-forward parts are numbered each on their own, see `Blocks`.
