@@ -13,13 +13,14 @@ import inspect
 import json
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import click
 
 from outrider import cli
-from outrider.bundle.architectures import PEERS, REFUSED
+from outrider.bundle.architectures import PEERS, REFUSED, STATES
 from outrider.cli.options import generation_options, load_options
 from outrider.config import DeviceConfig, GenerationConfig, SchedulerConfig
 from outrider.config.files import find_presets
@@ -89,28 +90,25 @@ MODELS_HEAD = """\
 
 <!-- Made by docs/generate.py from describe/architectures.py. Change it there, and run the script. -->
 
-A main model or a draft model has to be a decoder that keeps keys and values of a text, of which rejected draft tokens
-can be dropped, or states that OpenVINO pages (short convolutions, gated delta nets, Mamba-2). `config.json` names the
-architecture as `model_type`. [T5, MarianMT and Whisper](encoder-decoder.md) have a page of their own.
+A main or draft model is a decoder. Its layers keep keys and values, or states that OpenVINO pages (short convolutions,
+gated delta nets, Mamba-2). Look up `model_type` of its `config.json` in the table. `outrider inspect CONFIG.json` says
+the same for one file. [T5, MarianMT and Whisper](encoder-decoder.md) have a page of their own.
 
-The slow tests export and run a small model with random weights of each architecture in this table
-(`tests/export/test_architectures.py`, Transformers 5.5, optimum-intel 2.2, OpenVINO 2026.4). Its logits are those of
-Transformers in float32 (cosine of every row above 0.9999, with texts six times as long as the sliding window), and
-so is its greedy text. With drafts from copies and from a draft model of the same architecture, greedy and sampled
-texts are those of plain decoding, also after rejected drafts beyond the sliding window and with cached prefixes.
+| column | meaning |
+|---|---|
+| attention | full, or with a sliding window, or layers of both; states; experts |
+| ONNX | whether it also runs on ONNX Runtime. Models with sliding windows, states or experts do not |
+| without PyTorch | what the [plain installation](export.md#without-pytorch) converts to OpenVINO. GGUF files of Mistral name the architecture `llama` |
+| heads | whether [drafters that read hidden states](drafters.md) fit. Copies and draft models work with every row |
+| layouts | how many published [file layouts](#file-layouts) are tried |
 
-- *Without PyTorch*: what the plain installation converts to OpenVINO ([export](export.md#without-pytorch)). GGUF
-  files of Mistral name the architecture `llama`.
-- *Bit-exact*: in f32 on a CPU, each row has the same bits however the text is divided into calls. This is measured
-  again on each machine ([exactness](exactness.md)).
-- *Copies* are the drafters `suffix` and `ngram`. *Heads* are the [drafters that read hidden states](drafters.md):
-  they need a graph in which Outrider finds these states.
+For each row, a slow test exports and runs a small model with random weights (`tests/export/test_architectures.py`,
+Transformers 5.5, OpenVINO 2026.4). Its logits and greedy text are those of Transformers in float32, beyond the sliding
+window too. Drafted text, greedy and sampled, is that of plain decoding. In f32 on a CPU every row is bit-exact; this is
+measured again [on each machine](exactness.md). Published weights were run for `llama` (SmolLM2-135M-Instruct) and `qwen2`
+(Qwen2.5-Coder-0.5B and 1.5B). Sliding windows and experts were not tried on GPU and NPU.
 
-Models with sliding windows are not supported in ONNX: ONNX Runtime's attention needs a cache as long as the window,
-and the bits of its rows depend on the number of rows. Sliding windows and mixtures of experts were not tried on GPU
-and NPU.
-
-"""
+"""  # noqa: E501  (rows of tables)
 
 MODELS_TAIL = """\
 
@@ -119,218 +117,139 @@ a bundle with its own checkpoint.
 
 What a row lacks, and what has it (llama.cpp's `src/llama-arch.cpp`, vLLM's model registry):
 
-| lacks | architectures | why | what has it |
-|---|---|---|---|
-| conversion without PyTorch | {with_torch} | position biases, learned positions, attention beside the feed-forward part, or another activation, which the conversion's table of parts does not have; with `.[export]` they are converted | llama.cpp from GGUF files, but `gptj`, `opt` and `persimmon`, which vLLM runs |
-| GGUF files | {without_gguf} | nobody wrote down how their GGUF files name and order tensors | llama.cpp has `afmoe`, `hy_v3`, `olmo` and `stablelm`, and converts Solar Open |
-| heads | {without_heads} | hidden states are not found in their graphs: other norms, several residual streams, or parts that are numbered on their own | none of these has published heads that we know of |
-| ONNX | all whose formats are OpenVINO alone | sliding windows, states, experts or gates, as above | onnxruntime-genai has some with windows and experts |
+| lacks | why | what has it |
+|---|---|---|
+| conversion without PyTorch | position biases, learned positions, parallel attention or another activation; with `.[export]` they are converted | llama.cpp, but for `gptj`, `opt` and `persimmon`, which vLLM runs |
+| GGUF files | the order of tensors in their GGUF files is not known here | llama.cpp: `afmoe`, `hy_v3`, `olmo`, `stablelm`, Solar Open |
+| heads | hidden states are not found in the graph | no published heads are known |
+| ONNX | sliding windows, states, experts or gates | onnxruntime-genai: some with windows and experts |
 
 ## File layouts
 
-Published files differ more than architectures do. The tests write small checkpoints in the layouts of {num_layouts}
-models (`tests/helpers/layouts.py`): the keys of `config.json`, the tokenizer's files, templates, shards and number types
-follow the publishers', rewritten by hand; vocabularies are small, weights are random. Each tokenizer is compared with
-the `tokenizers` library, encoding and decoding, and each exported model with Transformers, which reads the same files.
+The tests write small checkpoints in the layouts of {num_layouts} published models (`tests/helpers/layouts.py` names
+them): the keys of `config.json`, tokenizer files, chat templates, shards and number types are the publishers', weights are
+random. Tokenizers are compared with the `tokenizers` library, exported models with Transformers.
 
-| year | layouts | without PyTorch |
-|---|---|---|
+| the plain installation | layouts |
+|---|---|
 {layouts}
 
-Tokenizers are read in old and new spellings: merges as texts, no `byte_fallback` or `fuse_unk`, `add_prefix_space`
-for `prepend_scheme`, `legacy=false`, `AddedToken` objects. They are converted and checked before weights are read. Of
-Whisper's, only the decoding has to agree. A chat template may be a text, a list with names ("default" is taken), or
-`chat_template.jinja`, which wins over the others.
+Old and new spellings of tokenizer files are read. A tokenizer is converted and checked before weights are read. A chat
+template may be a text, a list with names ("default" is taken), or `chat_template.jinja`, which wins over the others.
 
 ## Architectures that are not in the table
 
 If optimum-intel can export an architecture that is not in the table, Outrider compares the converted model with the
-checkpoint on a random text, and refuses it if they differ. This is necessary because OpenVINO finds attention by the
-pattern of the graph, and silently drops masks that it does not recognise. A bundle records the sliding window of
-each layer; a graph with other windows is refused at load.
+checkpoint on a random text, and refuses it if they differ: OpenVINO finds attention by the pattern of the graph, and
+silently drops masks that it does not recognise.
 
-These architectures are refused before weights are downloaded or packages asked for, and again at load:
+These architectures are refused before weights are downloaded, and again at load. Where "OpenVINO stores" stands, their
+layers keep a state, of which a rejected draft cannot be dropped:
 
 | architectures | why | what runs them |
 |---|---|---|
 {refused}
 
-These have no entry. `outrider inspect CONFIG.json` says what one would need; [a new architecture](new-architecture.md)
-is how to write it:
+These have no entry. [A new architecture](new-architecture.md) shows how to write one:
 
-| architectures | models | what an entry would need | what runs them |
+| architectures | models | what an entry needs | what runs them |
 |---|---|---|---|
-| `apertus` (in the table through PyTorch), `apertus1p5` | Apertus without PyTorch, 1.5 | xIELU, whose two numbers each layer has of its own | llama.cpp |
-| `bailing_moe`, `mimo` | Ling and Ring 1.x, MiMo 7B | code in Transformers by which it could be judged | llama.cpp, vLLM |
-| `falcon`, `gpt_neox`, `gpt2` without PyTorch | Falcon 7B, Pythia, GPT-2 | a norm for each of attention and feed-forward part beside each other; learned positions | llama.cpp |
-| `flint`, `kolibri1`, `lara_mini` | Flint, Kolibri 1, Lara 4 Mini | a bias of experts before the sigmoid; weights that are divided by their sum alone | Transformers |
-| `jais2`, `nanochat` | Jais 2, nanochat | a bias of norms with squared ReLU; norms without weights | llama.cpp, Transformers |
-| `laguna` | Laguna XS.2 | numbers of heads by layer, and a gate that is a softplus | llama.cpp |
-| `mimo_v2_flash`, `step3p7`, `muse_spark_text` | MiMo V2 Flash, Step 3.7 Flash, Muse Spark | values of another size than keys, limits of gates, experts of another width than the layer | llama.cpp, Transformers |
-| `minicpm`, `minicpm3` | MiniCPM 1, 3 | factors by depth (`scale_depth`), beside latent attention | llama.cpp |
-| `axk1`, `mistral4`, `sarvam_mla` | A.X K1, Mistral Small 4, Sarvam 105B | entries with latent attention that nobody has tried; growing queries beside it | llama.cpp, Transformers |
-
-Their publishers' code is exported with `.[export]` and `--trust-remote-code` if optimum-intel knows it, and is compared as
-above.
+| `apertus`, `apertus1p5` | Apertus without PyTorch, 1.5 | xIELU with two numbers per layer | llama.cpp |
+| `bailing_moe`, `mimo` | Ling and Ring 1.x, MiMo 7B | a reference in Transformers | llama.cpp, vLLM |
+| `falcon`, `gpt_neox`, `gpt2` | Falcon 7B, Pythia, GPT-2 without PyTorch | parallel parts with a norm each; learned positions | llama.cpp |
+| `flint`, `kolibri1`, `lara_mini` | Flint, Kolibri 1, Lara 4 Mini | another routing of experts | Transformers |
+| `jais2`, `nanochat` | Jais 2, nanochat | norms with a bias, or without weights | llama.cpp, Transformers |
+| `laguna` | Laguna XS.2 | numbers of heads by layer; a softplus gate | llama.cpp |
+| `mimo_v2_flash`, `step3p7`, `muse_spark_text` | MiMo V2 Flash, Step 3.7 Flash, Muse Spark | values of another size than keys; limits of gates | llama.cpp, Transformers |
+| `minicpm`, `minicpm3` | MiniCPM 1, 3 | factors by depth | llama.cpp |
+| `axk1`, `mistral4`, `sarvam_mla` | A.X K1, Mistral Small 4, Sarvam 105B | latent attention that is not tested here | llama.cpp, Transformers |
 
 ## Layers with a state
 
 A layer with a state (short convolution, gated delta net, Mamba-2) has no keys and values of which a rejected draft
-could be dropped. OpenVINO 2026.4 stores such a state after each token of a call (`PagedCausalConv1D`,
-`PagedGatedDeltaNet`, `PagedSelectiveSSM`). It recognises these layers by the form of the graph, so they are converted
-without PyTorch only. A graph is refused if a state is not paged, if something else is stored in one than OpenVINO's
-operators store, or if its layers have other states than the manifest says. ONNX Runtime has no such stores.
+could be dropped. OpenVINO stores such a state after each token of a call (`PagedCausalConv1D`, `PagedGatedDeltaNet`,
+`PagedSelectiveSSM`), and Outrider continues from the state after the last accepted token.
 
-OpenVINO gives a model a paged cache only if it has attention in at least one layer ("No ScaledDotProductAttention
-operation observed in the graph"), so models of Mamba-2 alone (`mamba2`) are refused.
+| rule | why |
+|---|---|
+| converted without PyTorch only | OpenVINO recognises these layers by the form of the graph; a graph whose states are not paged is refused |
+| at least one layer with attention | OpenVINO gives a model without attention no paged cache, so `mamba2` is refused |
+| not in ONNX | ONNX Runtime stores no states per token |
+| `outrider inspect` counts fewer layers of Nemotron-H than `config.json` | a mixer and the feed-forward part after it count as one layer |
+| Nemotron 3 Super (`moe_latent_size`) is refused | its experts read a shorter row |
+| Kimi-Linear is refused | its layers have a decay rate for each number of a key; OpenVINO has one for each head |
+| GGUF files of Granite 4.0 with attention in all layers | name the architecture `granite` |
 
-What was compared with Transformers in float32, with random weights (`tests/export/test_direct.py`):
+Logits of a text in two calls and 200 greedy tokens are those of Transformers in float32, from checkpoints and GGUF files
+(`tests/export/test_direct.py`; LFM3 from checkpoints alone).
 
-| architectures | states | compared |
-|---|---|---|
-| `lfm2`, `lfm2_moe`, `lfm3` | short convolution | logits of a text in two calls, from checkpoints and (not LFM3) from GGUF files: within 5e-6 of the largest; 200 greedy tokens, one a call, from a checkpoint or from a GGUF file |
-| `qwen3_5_text`, `qwen3_5_moe_text`, `qwen3_next` | gated delta net, convolution | the same (Qwen3.5 within 1e-5); each draft of Qwen3.5's MTP module |
-| `granitemoehybrid`, `nemotron_h` | Mamba-2, convolution | the same as for `lfm2` |
+A call of several rows as a multiple of a call of one row, int8 and f32, random weights in published shapes, 200 tokens of
+context, two idle cores of an AMD EPYC with AVX-512 VNNI (`python bench/scripts/hybrid_costs.py FOLDER TOKENIZER`):
 
-Each graph has as many paged operators of each kind as the model has layers of it. `outrider verify` compares states that
-are read in pieces, and drafts that are rejected at every place, on your machine.
+| shape | one row, ms | 2 | 4 | 8 | 16 | MB of a row of states |
+|---|---|---|---|---|---|---|
+| LFM2.5-1.2B | 30.7 | 1.01 | 1.07 | 1.17 | 1.49 | 0.2 |
+| Qwen3.5-0.8B | 28.9 | 1.23 | 1.68 | 2.48 | 4.34 | 20.6 |
+| Qwen3.5-2B | 41.8 | 1.18 | 1.72 | 2.32 | 3.71 | 20.6 |
+| Granite-4.0-H-1B | 50.9 | 1.00 | 1.21 | 1.61 | 2.52 | 58.5 |
 
-What calls cost, in int8 and f32, with random weights in published shapes, after 200 tokens, on two idle cores of an AMD EPYC
-with AVX-512 VNNI (`python bench/scripts/hybrid_costs.py FOLDER TOKENIZER`, OpenVINO 2026.4.1): as multiples of a call of one
-row, with the states after each row stored, and in brackets as multiples of the same rows of which only the last state is
-stored. The last column is the memory that three sequences add to the process, and what the cache counts of it.
-
-| shape | one row | 2 | 3 | 4 | 8 | 16 | bytes of a row of states | memory / counted |
-|---|---|---|---|---|---|---|---|---|
-| LFM2.5-1.2B | 30.7 ms (1.00) | 1.01 (1.00) | 1.03 (1.00) | 1.07 (1.01) | 1.17 (1.00) | 1.49 (1.02) | 245,760 | 23 / 24 MB |
-| Qwen3.5-0.8B | 28.9 ms (1.00) | 1.23 (1.02) | 1.47 (1.04) | 1.68 (1.08) | 2.48 (1.11) | 4.34 (1.18) | 20,643,840 | 635 / 636 MB |
-| Qwen3.5-2B | 41.8 ms (1.00) | 1.18 (1.01) | 1.55 (1.03) | 1.72 (1.04) | 2.32 (1.07) | 3.71 (1.09) | 20,643,840 | 635 / 636 MB |
-| Granite-4.0-H-1B | 50.9 ms (1.00) | 1.00 (1.03) | 1.10 (1.05) | 1.21 (1.08) | 1.61 (1.13) | 2.52 (1.17) | 58,540,032 | 1416 / 1416 MB |
-
-Activations were quantised in groups of 128. At 8 rows, storing costs 13 % at most; what several rows cost is what a gated
-delta net or Mamba-2 takes for each. [Benchmarks](benchmarks.md#models-with-states) compares plain decoding with
-openvino-genai's.
-
-Kimi-Linear's layers forget each number of a key at a rate of its own; `PagedGatedDeltaNet` has one rate for each head.
-
-Nemotron-H numbers what mixes tokens and feed-forward parts each on their own. Here, a layer is one of the former with
-the feed-forward part after it, so `outrider inspect` shows fewer layers than `config.json` has. The experts of Nemotron 3
-Nano (`E` in `hybrid_override_pattern`, `nemotron_h_moe` in GGUF files) have no gate, down(ReLU(up)²), and OpenVINO computes
-the chosen experts alone only where there is one. So up is multiplied with SiLU(4096 · up) / 4096, which is ReLU(up)² but
-for 3e-8; a call reads the matrix up of an expert twice, and slices do not choose the form of its weights. Nemotron 3
-Super's experts, which read a shorter row (`moe_latent_size`), are refused. Nemotron-H's text was compared with Transformers'
-with the limits of time steps of `time_step_limit`, as in NVIDIA's kernels; Transformers without these kernels takes
-`time_step_min` as the least, and differs from its own text token by token beyond `chunk_size` tokens.
-
-GGUF files of Granite 4.0 that have attention in all layers name the architecture `granite`.
+[Benchmarks](benchmarks.md#models-with-states) compares plain decoding with openvino-genai's.
 
 ## Models that read images, as text models
 
-Checkpoints of EXAONE 4.5, Gemma 3n, Llama 4 and Muse Glimmer read images: their text part is converted, and the bundle
-reads text only. [Images](vision.md#the-export) lists the models whose images are read, and what stands in the way of
-others. Checkpoints in FP8, such as Ministral 3's, are read with their scales.
+Checkpoints of EXAONE 4.5, Gemma 3n, Llama 4 and Muse Glimmer read images. Their text part is converted, and the bundle
+reads text only. [Images](vision.md#the-export) lists the models whose images are read. Checkpoints in FP8, such as
+Ministral 3's, are read with their scales.
 
-## Gemma 4
+## What differs in some families
 
-E2B, E4B, 12B, 31B and 26B-A4B, from checkpoints and GGUF files (`gemma4`). Checkpoints read [images](vision.md), too,
-and GGUF files text only; nothing reads their sounds. The 12B's classes have names of their own (`gemma4_unified`); its
-text part is read as the 31B's, and its images need no encoder: a square of 48 pixels becomes a token by itself.
-
-- **Layers differ.** Layers with full attention have heads of 512 numbers and fewer of them, those with a sliding window
-  have 256. Each layer has a cache of its own size, and of the last 20 layers of E2B and 18 of E4B none has any: they
-  read the cache of the last layer of their kind before them. A token takes 9,216 numbers in E2B and 28,672 in E4B
-  (37 and 115 kB in f32), where 21,504 and 50,176 would be needed if each layer had its own. Layers with a window keep
-  the keys of the whole text: the window limits what they read.
-- **Embeddings by layer.** Half of E2B's 4.6 billion weights, and 2.8 of E4B's 7.5, are embeddings that each layer has
-  of its own. They are stored in 8 bits, with a scale for each token and layer, and are looked up there: of this part
-  of the mapped file, only rows of tokens that occur are in memory.
-- Logits are within float error of Transformers' in float32, with and without shared keys, embeddings by layer and
-  experts. Queries are not scaled down before the softmax, so errors of any rounding are larger than elsewhere.
-- A LoRA adapter can be merged into such a model, and cannot be attached to it. ONNX Runtime does not run it.
-- Google's [assistants](drafters.md#gemma-4s-assistants) draft for it, and DSpark drafters.
-
-## Gemma 3n
-
-E2B and E4B, from checkpoints and GGUF files (`gemma3n`): the text part, as of Gemma 4. Each token has four residual
-streams (AltUp), of which a layer computes one, and small matrices that are not rounded predict and correct the others.
-The first ten layers let pass the largest 5 % of their gates' numbers. Of the last 15 layers of E4B and 10 of E2B none
-has keys and values. Tokens of images and sounds, which have no embeddings by layer, have those of token 0, as in
-Transformers. Heads do not read such a model, and a LoRA adapter can be merged into it but not attached.
-
-## Llama 4
-
-Scout and Maverick, from checkpoints and GGUF files (`llama4`): the text part. Three of four layers attend within chunks
-of 8,192 tokens, and a paged cache supports only sliding windows. Within the first chunk both are full attention, so
-**the context ends there**: the export says so, and `outrider inspect` shows the length. The other layers do not rotate,
-and their queries grow with the position. One expert of a token is computed beside the shared one, and what it reads is
-scaled. Models without chunks (MobileLLM-R1) have their whole context, from checkpoints.
-
-## Latent attention
-
-DeepSeek V2, V3 and those that are built like them (Moonlight), GLM-4.7-Flash and Youtu-LLM make keys and values of a
-short row of each token (MLA). They are converted from checkpoints and from GGUF files (`deepseek2`), old and new ones.
-
-- **The cache holds whole keys and values**, because OpenVINO's paged attention has no other form; they have different
-  sizes. A token takes 138,240 numbers in DeepSeek V2-Lite and in Moonlight (553 kB in f32), where the short rows would
-  be 15,552; 163,840 in Youtu-LLM 2B (655 kB); 481,280 in GLM-4.7-Flash (1.9 MB).
-- DeepSeek V2's products of queries and keys are scaled for YaRN as in its publishers' code and in llama.cpp.
-  Transformers does so after 5.5 only, so `outrider verify --against` may differ from an older one.
-- Experts that are chosen in groups (V2's by the best expert of a group, V3's by the two best) are computed so. A layer
-  of prediction (MTP) after the last one is left out. So it is of GLM-4.5 to 4.7 and dots.llm1, whose experts are the
-  same beside an attention with keys and values of its own.
-- A LoRA adapter can be merged into such a model, and cannot be attached to it. ONNX Runtime does not run it, and
-  the form of its weights is not chosen by slices.
+| models | what to know |
+|---|---|
+| Gemma 4 (E2B, E4B, 12B, 31B, 26B-A4B) | checkpoints read [images](vision.md), GGUF files text only, nothing reads sounds; embeddings by layer are in 8 bits, and only rows of tokens that occur are in memory; several layers share a cache; its [assistants](drafters.md#gemma-4s-assistants) and DSpark drafters draft for it |
+| Gemma 3n (E2B, E4B) | text only; no heads |
+| Llama 4 | text only. **The context ends at the first chunk of 8,192 tokens**, as a paged cache has no chunked attention. Models without chunks (MobileLLM-R1) have their whole context |
+| DeepSeek V2 and V3, Moonlight, GLM-4.7-Flash, Youtu-LLM (latent attention) | the cache holds whole keys and values, so a token takes much memory (see [sizes](#sizes)); DeepSeek V2's scaling for YaRN is llama.cpp's, and Transformers has it after 5.5 only; MTP layers are left out, also of GLM-4.5 to 4.7 and dots.llm1 |
+| Gemma 3n and 4, latent attention | a LoRA adapter can be merged, not attached; not in ONNX |
 
 ## LongRoPE
 
-Phi 3.5, Phi 4 mini and others use one set of rotary frequencies up to a length, such as 4,096 tokens, and another
-set if any position of a call is beyond that length. A draft beyond that length would change the rows before it, and so
-would another request in the same call. Outrider therefore takes the set by a text's final length, which is known when
-it begins: the prompt's tokens and `max_new_tokens`. A text that may become longer than the first length is read with
-the second set from its first token on. Each row of a call says which set it has, so texts of both share calls.
+Phi 3.5, Phi 4 mini and others use one set of rotary frequencies up to a length, such as 4,096 tokens, and another set
+beyond it. Outrider chooses the set by the prompt's tokens plus `max_new_tokens`, once for a text: otherwise a draft beyond
+the length would change the rows before it.
 
-- Texts are those of plain decoding with the same set, on both sides, with drafts and without. Their logits are those of
-  Transformers for a text of that length. Transformers' own `generate` changes the set in the middle of an answer that
-  passes the length, and keeps the keys of the first one.
-- Keys of the two sets differ, so they are kept apart in the prefix cache and the prefix store. A conversation that
-  passes the length is read once again, which `num_cached_tokens` of its answer shows.
-- A smaller `max_new_tokens` keeps a text on the first set. `outrider inspect` shows the length.
-- GGUF files need both sets of factors for this. Without the second, with PyTorch, in ONNX and on an NPU, the context
-  ends at the first length.
+| rule | consequence |
+|---|---|
+| a text that may pass the length has the second set from its first token on | a smaller `max_new_tokens` keeps it on the first; `outrider inspect` shows the length |
+| logits are those of Transformers for a text of the final length | Transformers' own `generate` changes the set within an answer |
+| the prefix cache keeps the sets apart | a conversation that passes the length is read once again |
+| GGUF files without the second set, PyTorch, ONNX, NPU | the context ends at the first length |
 
 ## Sizes
 
-Calculated by `python bench/scripts/family_sizes.py FOLDER TOKENIZER` for published shapes: the bytes of matrices as the
-conversion lays them out; of the keys and values of a token in f32 (half of that in bf16); of the states of a text in f32,
-where layers keep one. Measured bundles are 0.1 to 0.8 % larger. Of each architecture the smallest model, and one of some 8
-billion weights if there is one:
+Calculated by `python bench/scripts/family_sizes.py FOLDER TOKENIZER` for published shapes: weights in int8 (about one GB
+for a billion) and int4; the keys and values of a token in f32 (half of that in bf16); the states of a text in f32. Measured
+bundles are 0.1 to 0.8 % larger. Of each architecture the smallest model, and one of some 8 billion weights if there is one:
 
-| architecture | model | weights, billion | int8, GB | int4, GB | a token, kB | a text's states, MB |
-|---|---|---|---|---|---|---|
+| model | int8, GB | int4, GB | a token, kB | a text's states, MB |
+|---|---|---|---|---|
 {calculated}
 
 ## Mixtures of experts
 
-A call of a mixture of experts reads the weights of all experts that any of its tokens activates. So verifying
-several tokens costs more than in a dense model, until the tokens activate nearly all experts. Outrider measures
-calls with different tokens, so the [controller](controller.md) knows these costs.
+A call reads the weights of all experts that any of its tokens activates. So verifying several tokens costs more than in a
+dense model, until nearly all experts are active. Outrider measures calls with different tokens, so the
+[controller](controller.md) knows these costs.
 
-The table shows the processor time of a call by its number of tokens, as a multiple of a call of one token: six
-layers of 16 experts, two of them active per token, hidden size 512 (Qwen3 MoE, random weights, one thread, f32,
-OpenVINO 2026.4, median of 40, busy machine). Rows "equal" and "different" are calls with an empty cache and equal or
-different random tokens; "after a text" is a call after a text of 256 tokens.
+Processor time of a call by its number of tokens, as a multiple of a call of one: six layers of 16 experts, two of them
+active, hidden size 512 (Qwen3 MoE, random weights and tokens, one thread, f32, OpenVINO 2026.4):
 
-| weights | tokens | 1 | 2 | 3 | 4 | 6 | 8 |
-|---|---|---|---|---|---|---|---|
-| fp32 | equal | 1 | 1.49 | 1.87 | 2.09 | 2.46 | 2.83 |
-| fp32 | **different, as measured** | 1 | 1.61 | 2.03 | 2.56 | 3.40 | 4.13 |
-| fp32 | after a text | 1 | 1.65 | 2.20 | 2.64 | 3.52 | 4.22 |
-| int8 | equal | 1 | 1.46 | 1.92 | 2.38 | 3.26 | 4.13 |
-| int8 | **different, as measured** | 1 | 1.52 | 2.03 | 2.55 | 3.52 | 4.51 |
-| int8 | after a text | 1 | 1.54 | 2.04 | 2.50 | 3.43 | 4.35 |
+| weights | 1 | 2 | 3 | 4 | 6 | 8 |
+|---|---|---|---|---|---|---|
+| fp32 | 1 | 1.61 | 2.03 | 2.56 | 3.40 | 4.13 |
+| int8 | 1 | 1.52 | 2.03 | 2.55 | 3.52 | 4.51 |
 
-Random tokens activate more experts than the tokens of a text, so the measured costs are rather too high than too
-low. """  # noqa: E501  (rows of tables)
+The tokens of a text activate fewer experts than random ones, so the measured costs are rather too high than too low.
+"""  # noqa: E501  (rows of tables)
 
 
 API_HEAD = """\
@@ -437,52 +356,35 @@ def models_page() -> str:
     """The page with every architecture that is tried, and every one that is refused."""
     layouts = _layouts()
     rows = [
-        "| architecture | models | attention | formats | without PyTorch | bit-exact | drafters | tried with |",
-        "|---|---|---|---|---|---|---|---|",
+        "| architecture | models | attention | ONNX | without PyTorch | heads | layouts |",
+        "|---|---|---|---|---|---|---|",
     ]
     for each in ARCHITECTURES.values():
-        attention = {"full": "full", "sliding": "full or sliding window", "mixed": "full and sliding window"}[
-            each.attention
-        ]
+        attention = {"full": "full", "sliding": "full or window", "mixed": "full and window"}[each.attention]
         cells = (
             f"`{each.name}`",
             each.models,
-            attention
-            + (f" and {each.states}" if each.states else "")
-            + (", mixture of experts" if each.experts else ""),
-            "OpenVINO, ONNX" if each.onnx else "OpenVINO",
+            ", ".join(filter(None, (attention, each.states, "experts" if each.experts else ""))),
+            "yes" if each.onnx else "no",
             "no" if each.name not in ARCHS else "checkpoints, GGUF" if ARCHS[each.name].gguf else "checkpoints",
-            "yes",
-            "copies, draft model" + (", heads" if each.features else ""),
-            ", ".join(filter(None, ("random weights", _layouts_of(each.name, layouts), each.real))),
+            "yes" if each.features else "no",
+            str(sum(layouts.architecture_of(layout) == each.name for layout in layouts.LAYOUTS.values()) or "–"),
         )
         rows.append(f"| {' | '.join(cells)} |")
-    of_rule: dict[tuple[str, str], list[str]] = {}
-    for name, rule in REFUSED.items():
-        of_rule.setdefault((rule, PEERS[name]), []).append(f"`{name}`")
-    refused = "\n".join(f"| {', '.join(names)} | {rule} | {peer} |" for (rule, peer), names in of_rule.items())
-    converted = [each for each in ARCHITECTURES.values() if each.name in ARCHS]
-    as_llama = ("ministral", "mistral", "mixtral")  # whose GGUF files name the architecture so
-    lists = {
-        "with_torch": [name for name in ARCHITECTURES if name not in ARCHS],
-        "without_gguf": [each.name for each in converted if not ARCHS[each.name].gguf and each.name not in as_llama],
-        "without_heads": [each.name for each in ARCHITECTURES.values() if not each.features],
-    }
-    named = {what: ", ".join(f"`{name}`" for name in names) for what, names in lists.items()}
-    by_year: dict[tuple[str, int], list[str]] = {}
-    for layout in layouts.LAYOUTS.values():
-        by_year.setdefault((_outcome_of(layout), layout.year), []).append(layout.name)
-    of_layouts = "\n".join(
-        f"| {year} | {', '.join(names)} | {outcome} |"
-        for (outcome, year), names in sorted(by_year.items(), key=lambda each: each[0])
+    of_rule: dict[str, list[str]] = {}
+    for name in REFUSED:
+        of_rule.setdefault(REFUSED[name].removeprefix(f"{STATES}; "), []).append(name)
+    refused = "\n".join(
+        f"| `{'`, `'.join(names)}` | {rule} | {', '.join(sorted({PEERS[name] for name in names}))} |"
+        for rule, names in of_rule.items()
     )
+    outcomes = Counter(map(_outcome_of, layouts.LAYOUTS.values()))
+    of_layouts = "\n".join(f"| {outcome} | {number} |" for outcome, number in outcomes.most_common())
     return (
         MODELS_HEAD
         + "\n".join(rows)
         + "\n"
-        + MODELS_TAIL.format(
-            refused=refused, layouts=of_layouts, num_layouts=len(layouts.LAYOUTS), calculated=_sizes(), **named
-        )
+        + MODELS_TAIL.format(refused=refused, layouts=of_layouts, num_layouts=len(layouts.LAYOUTS), calculated=_sizes())
     )
 
 
@@ -492,7 +394,7 @@ def _sizes() -> str:
     figures: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
     rows = (
         (
-            f"`{each['kind']}`", name, *map(_gigabytes, (each["weights"], each["int8"], each["int4"])),
+            name, *map(_gigabytes, (each["int8"], each["int4"])),
             f"{each['token']:,.0f}", f"{each['states']:.1f}" if each["states"] else "–",
         )
         for name, each in sorted(figures.items(), key=lambda item: str(item[1]["kind"]))
@@ -510,15 +412,6 @@ def _layouts() -> Any:
     if helpers not in sys.path:
         sys.path.append(helpers)
     return importlib.import_module("layouts")
-
-
-def _layouts_of(architecture: str, layouts: Any) -> str:
-    """How many layouts of an architecture are tried, in words."""
-    found = [each for each in layouts.LAYOUTS.values() if layouts.architecture_of(each) == architecture]
-    whole = sum(not each.refused for each in found)
-    said = f"{whole} published layout{'s' * (whole > 1)}" if whole else ""
-    files = len(found) - whole
-    return ", ".join(filter(None, (said, f"the files of {files} without weights" if files else "")))
 
 
 def _outcome_of(layout: Any) -> str:
