@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outrider.tokens.grammar.dates import with_real_dates
 from outrider.tokens.grammar.gbnf import is_gbnf
 from outrider.tokens.grammar.gbnf_lark import gbnf_to_lark
-from outrider.tokens.grammar.limits import check_lark, check_schema
+from outrider.tokens.grammar.limits import check_lark, check_schema, entries_of
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -72,7 +72,7 @@ def _is_cheap_schema(text: str) -> bool:
     except (ValueError, RecursionError):
         return True  # refused without compiling it
     patterns, multiple = 0, 1
-    for key, value in _entries(schema):
+    for key, value in entries_of(schema):
         if key in _COMBINES:
             return False
         if key in _LENGTHS and isinstance(value, int | float) and value > _CHEAP_LENGTH:
@@ -87,18 +87,6 @@ def _is_cheap_schema(text: str) -> bool:
             if patterns > _CHEAP_PATTERNS or (key == "pattern" and not _is_cheap_pattern(value)):
                 return False
     return True
-
-
-def _entries(schema: Any) -> Iterator[tuple[str, Any]]:
-    """All keys with their values, at every level."""
-    values = [schema]
-    while values:
-        value = values.pop()
-        if isinstance(value, dict):
-            yield from value.items()
-            values += value.values()
-        elif isinstance(value, list):
-            values += value
 
 
 def _read_schema(value: Any) -> str:

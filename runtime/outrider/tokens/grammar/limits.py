@@ -7,7 +7,7 @@ it makes; neither bounds its time or its memory.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,13 +84,16 @@ def _check(num_references: int, num_levels: int) -> None:
 
 def _references(schema: object) -> set[str]:
     """The different places that a schema refers to."""
-    found, values = set[str](), [schema]
+    return {value for key, value in entries_of(schema) if key == "$ref" and isinstance(value, str)}
+
+
+def entries_of(schema: object) -> Iterator[tuple[str, Any]]:
+    """All keys of a schema with their values, at every level."""
+    values: list[Any] = [schema]
     while values:
-        value: Any = values.pop()
+        value = values.pop()
         if isinstance(value, Mapping):
+            yield from value.items()
             values += value.values()
-            if isinstance(place := value.get("$ref"), str):
-                found.add(place)
         elif isinstance(value, list | tuple):
             values += value
-    return found

@@ -19,7 +19,7 @@ from outrider.system.guard import is_interrupt
 from outrider.system.listed import ListedOnce
 from outrider.tokens.grammar.dates import DEEPEST_LEVELS
 from outrider.tokens.grammar.exclusive import MOST_VALUES, exclude_each_other, names_in, parts_of, target_of
-from outrider.tokens.grammar.limits import check_length
+from outrider.tokens.grammar.limits import check_length, entries_of
 from outrider.tokens.grammar.source import GrammarSource
 
 # What llguidance 1.9 follows, and what says nothing about a value. From its `json/schema.rs`.
@@ -205,19 +205,13 @@ def _definitions(value: Any, place: _Place, found: _Found, depth: int) -> Any:
 
 def _referred(schema: Any) -> _Names:
     """What a schema's references name."""
-    names, values = _Names(), [schema]
-    while values:
-        value = values.pop()
-        if isinstance(value, Mapping):
-            values += value.values()
-            place = value.get("$ref")
-            if isinstance(place, str) and place.startswith("#/"):
-                way, at = names_in(place), names
-                for name in way[:_MOST_NAMES]:
-                    at = at.setdefault(name, _Names())
-                at.is_schema = at.is_schema or len(way) <= _MOST_NAMES
-        elif isinstance(value, list):
-            values += value
+    names = _Names()
+    for key, place in entries_of(schema):
+        if key == "$ref" and isinstance(place, str) and place.startswith("#/"):
+            way, at = names_in(place), names
+            for name in way[:_MOST_NAMES]:
+                at = at.setdefault(name, _Names())
+            at.is_schema = at.is_schema or len(way) <= _MOST_NAMES
     return names
 
 
