@@ -136,7 +136,6 @@ PDF = {"type": "document", "source": {"type": "base64", "media_type": "applicati
     (MESSAGES, {"messages": HELLO, "mcp_servers": [{}]}, "mcp_servers"),
     (MESSAGES, {}, "messages"),
     (RESPONSES, {"input": "Hi", "previous_response_id": "resp_x"}, "no longer stored"),
-    (RESPONSES, {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "Send its function_call"),
     (OLLAMA_CHAT, {"messages": HELLO, "system": "Be brief."}, "Send a message of the role system"),
     (OLLAMA_CHAT, {"messages": HELLO, "options": {"temprature": 1}}, r"Did you mean 'temperature'\?"),
     (OLLAMA_CHAT, {"messages": HELLO, "options": {"mirostat": 1}}, "not supported"),

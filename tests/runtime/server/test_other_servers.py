@@ -30,15 +30,6 @@ def test_a_completion_in_llama_cpp_s_words(http: httpx.Client) -> None:
     assert "".join(event["content"] for event in events) == made["content"]
     assert [event["stop"] for event in events] == [False] * (len(events) - 1) + [True]
     assert [i for event in events for i in event["tokens"]] == made["tokens"]
-    several = post(http, "/completion", prompt=["The sky", "A"], n_predict=6, ignore_eos=True)
-    assert [each["index"] for each in several] == [0, 1]
-    assert several[0]["content"] == made["content"]
-    assert (
-        post(http, "/completion", prompt={"prompt_string": "The sky"}, n_predict=6, ignore_eos=True)["content"]
-        == made["content"]
-    )
-    empty = post(http, "/completion", prompt="The sky", n_predict=0)
-    assert (empty["content"], empty["tokens_predicted"]) == ("", 0)
     stop = next(character for character in made["content"] if character != "\ufffd")
     word = post(http, "/completion", prompt="The sky", n_predict=6, ignore_eos=True, stop=[stop])
     assert (word["stop_type"], word["stopping_word"]) == ("word", stop)
