@@ -106,7 +106,7 @@ def test_greedy_answers_are_those_of_transformers(
     if is_unified:
         embedder.judge(model)
     processor = processor_of(known, family)
-    vision: Any = engine._preparation.vision
+    vision: Any = engine.vision
     types = "token_type_ids" if kind == "gemma3" else "mm_token_type_ids"
     answers = set[tuple[int, ...]]()
     spans = tuple[Any, ...]()

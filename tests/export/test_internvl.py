@@ -57,7 +57,7 @@ def test_greedy_answers_are_those_of_transformers(
     bundle, _ = convert(checkpoint, draft, weights="fp32", draft_weights="fp32")
     engine = outrider.load(bundle.folder, precision="f32", cache_size=0.05, keep_records=False)
     model = InternVLForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
-    vision: Any = engine._preparation.vision
+    vision: Any = engine.vision
     answers = set()
     for size in SIZES[:3]:
         image = picture(sum(size), *size)

@@ -185,7 +185,7 @@ def test_greedy_answers_are_those_of_the_judge(
     draft = make_checkpoint(f"draft-of-{version}", tokenizer=minicpm_tokenizer(version), vocab_size=NUM_TOKENS, seed=4)
     bundle, _ = convert(folder, draft, weights="fp32", draft_weights="fp32")
     engine = outrider.load(bundle.folder, precision="f32", cache_size=0.05, keep_records=False)
-    vision: Any = engine._preparation.vision
+    vision: Any = engine.vision
     answers = set[tuple[int, ...]]()
     names = list(RECORDED)
     for given in ([0], [3], [4, 1], []):

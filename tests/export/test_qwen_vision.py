@@ -51,7 +51,7 @@ def test_greedy_answers_are_those_of_transformers(convert: Any, draft: Path, tmp
     engine = outrider.load(bundle.folder, precision="f32", cache_size=0.05, keep_records=False)
     model = AutoModelForImageTextToText.from_pretrained(tmp_path / "tiny", dtype=torch.float32).eval()
     processor = Qwen2VLImageProcessorPil.from_pretrained(tmp_path / "tiny")
-    vision: Any = engine._preparation.vision
+    vision: Any = engine.vision
     drafters = [each.name for each in bundle.manifest.drafters]
     assert drafters == (["mtp"] if has_mtp else ["draft"])
     answers, spans = set[tuple[int, ...]](), tuple[Any, ...]()

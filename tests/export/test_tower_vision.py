@@ -143,7 +143,7 @@ def test_greedy_answers_are_those_of_transformers(
     bundle, _ = convert(folder, draft, weights="fp32", draft_weights="fp32")
     engine = outrider.load(bundle.folder, precision="f32", cache_size=0.05, keep_records=False)
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
-    vision: Any = engine._preparation.vision
+    vision: Any = engine.vision
     answers = set[tuple[int, ...]]()
     for given in ([PICTURES[0]], [PICTURES[1]], PICTURES[:1:-2], []):
         prompt = vision.prompt(asking(*given), engine.tokenizer)

@@ -53,7 +53,7 @@ def test_greedy_answers_are_those_of_transformers(
     from transformers import SmolVLMForConditionalGeneration
 
     model = SmolVLMForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
-    vision: Any = engine._preparation.vision
+    vision: Any = engine.vision
     prompt = vision.prompt(asking(PICTURES[name]), engine.tokenizer)
     seen = processor([Image.fromarray(PICTURES[name])], return_tensors="pt", return_row_col_info=True)
     tiles = cut_into_tiles(read_image(PICTURES[name]), vision.entry)
@@ -78,7 +78,7 @@ def test_prompts_are_those_of_transformers(engine: outrider.Engine, checkpoint: 
     from transformers.models.idefics3.processing_idefics3 import get_image_prompt_string
 
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    vision: Any = engine._preparation.vision
+    vision: Any = engine.vision
     before = [{"role": "system", "content": [{"type": "text", "text": "Be brief."}]}]
     given = [*PICTURES.values()]
     text = tokenizer.apply_chat_template([*before, *asking(*given)], tokenize=False, add_generation_prompt=True)

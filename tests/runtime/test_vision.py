@@ -51,7 +51,7 @@ def engine(seeing: Path, tiny: Path) -> outrider.Engine:
 
 
 def vision_of(engine: outrider.Engine) -> Vision:
-    found = engine._preparation.vision
+    found = engine.vision
     assert found is not None
     return found
 

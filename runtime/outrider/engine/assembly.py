@@ -19,7 +19,8 @@ from outrider.drafters import AnswerStore
 from outrider.drafters.bundled import make_drafter
 from outrider.drafters.drafter_registry import DrafterRegistry, records_of
 from outrider.engine.opening import open_draft_bundle
-from outrider.engine.preparation import Preparation, check_adapter
+from outrider.engine.preparation import Preparation
+from outrider.engine.prompts import Prompts, check_adapter
 from outrider.engine.trial_answers import draft_trial_answers
 from outrider.errors import OptionError
 from outrider.inputs.text import Tokenizer, check_tokenizer, pieces_of
@@ -131,21 +132,24 @@ def assemble(
             records_of, scheduler.keep_records, {spec.role: spec for spec in (main, *drafts)}, adapters
         ),
     )
-    prefixes = _prefix_store(scheduler, bundle, loaded)
+    prefixes, backend = _prefix_store(scheduler, bundle, loaded), loaded["main"].backend
     preparation = Preparation(
         loaded,
-        tokenizer,
-        manifest.tokenizer,
-        admission,
+        Prompts(
+            loaded["main"],
+            tokenizer,
+            manifest.tokenizer,
+            admission,
+            adapters,
+            Vision.of(bundle, backend, scheduler.image_memory),
+            finds_openings=scheduler.enable_prefix_caching and backend.capabilities.states,
+        ),
         registry,
         Grammars(bundle.tokenizer_path, manifest.main.vocab_size, manifest.tokenizer.eos_token_ids),
-        adapters,
         store=store,
         prefixes=prefixes,
         reuse=scheduler.enable_prefix_caching,
-        vision=Vision.of(bundle, loaded["main"].backend, scheduler.image_memory),
     )
-    backend = loaded["main"].backend
     # A main model in fixed shapes runs one request at a time.
     cost = None if backend.capabilities.fixed else loaded["main"].cost
     rows = RowBudget(scheduler.max_num_batched_tokens, scheduler.max_round_seconds, cost)

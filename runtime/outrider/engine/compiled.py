@@ -43,7 +43,7 @@ class CompiledBundle:
         self.tokenizer = parts.tokenizer
         self.placement = parts.placement
         self._preparation, self._queue = parts.preparation, parts.queue
-        self._registry, self._admission = parts.preparation.registry, parts.preparation.admission
+        self._registry, self._admission = parts.preparation.registry, parts.preparation.prompts.admission
         self.loaded = parts.preparation.loaded  # read as a list: `close` empties it, perhaps in another thread
         spare(self, self._admission.backends)
         self._tracing = Lock()
@@ -67,7 +67,7 @@ class CompiledBundle:
     @property
     def adapters(self) -> tuple[str, ...]:
         """The LoRA adapters that are loaded, which `adapter` can be, besides None."""
-        return tuple(self._preparation.adapters)
+        return tuple(self._preparation.prompts.adapters)
 
     def add_drafter(self, name: str, drafter: Proposer) -> None:
         """Add a drafter of your own, for requests with `drafter=name`. Its interface is `outrider.types.Drafter`.
@@ -111,7 +111,7 @@ class CompiledBundle:
     @property
     def vision(self) -> Vision | None:
         """The bundle's vision encoder, with the layout of prompts with images; None for a bundle of text."""
-        return self._preparation.vision
+        return self._preparation.prompts.vision
 
     @property
     def has_failed(self) -> bool:
@@ -189,6 +189,16 @@ class CompiledBundle:
         Returns at once while a request runs. Measurements need it, apps do not.
         """
         self._queue.settle()
+
+    @contextmanager
+    def _if_open(self) -> Iterator[None]:
+        """Say that the engine is closed where another thread closes it meanwhile, and drops what this needs."""
+        self._queue.check_open()
+        try:
+            yield
+        except Exception:
+            self._queue.check_open()
+            raise
 
     def close(self) -> None:
         """End all requests with a RequestError, and drop the models.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -22,7 +21,7 @@ from outrider.engine import scoring
 from outrider.engine.chat import Chat
 from outrider.engine.compiled import CompiledBundle
 from outrider.engine.opening import open_bundle
-from outrider.engine.preparation import AnyPrompt, Uncompiled
+from outrider.engine.prompts import AnyPrompt, LaidOut
 from outrider.engine.transcription import Transcriber
 from outrider.engine.transcription_options import TranscriptionOptions
 from outrider.errors import OptionError
@@ -30,8 +29,9 @@ from outrider.inputs.vision import has_images
 from outrider.system.progress import listener
 from outrider.types import TokenLogprobs
 
-# Options of `prepare` beside those of generation.
-_OF_REQUESTS = ("chat_template", "cancel", "at_once", "prompt_progress", "compiles", "fits")
+# Options of `prepare` beside those of generation: of `Prompts.lay_out`, and of `Preparation.answer`.
+_OF_PROMPTS = ("chat_template", "fits")
+_OF_ANSWERS = ("cancel", "at_once", "prompt_progress")
 
 
 def load(
@@ -257,14 +257,13 @@ class Engine(CompiledBundle):
 
     async def aprepare(self, prompt: AnyPrompt, config: GenerationConfig | None = None, **options: Any) -> Answer:
         """`prepare` in threads: a long prompt takes a while to tokenize, and a grammar may take seconds to compile."""
+        of_answer = _taken(options, _OF_ANSWERS)
         prompt = await self.aread_images(prompt, config, **options)
-        make = functools.partial(self.prepare, prompt, config, **options)
-        try:
-            return await asyncio.to_thread(make, compiles=False)
-        except Uncompiled as unknown:
-            grammars, source = self._preparation.grammars, unknown.source
-        await event_loop.call(grammars.threads, lambda gone: grammars.new_state(source, gone))
-        return await asyncio.to_thread(make)
+        laid = await asyncio.to_thread(self._lay_out, prompt, config, **options)
+        grammars, source = self._preparation.grammars, laid.source
+        if source is not None and not grammars.is_quick(source):
+            await event_loop.call(grammars.threads, lambda gone: grammars.new_state(source, gone))
+        return await asyncio.to_thread(self._answer, laid, **of_answer)
 
     async def aread_images(
         self, prompt: AnyPrompt, config: GenerationConfig | None = None, **options: Any
@@ -278,8 +277,8 @@ class Engine(CompiledBundle):
             return prompt
         self._queue.check_open()
         chat_template = options.get("chat_template", True)
-        of_generation = {name: value for name, value in options.items() if name not in _OF_REQUESTS}
-        made, read = self._config_of(config, of_generation), self._preparation.read_images
+        of_generation = {name: value for name, value in options.items() if name not in (*_OF_PROMPTS, *_OF_ANSWERS)}
+        made, read = self._config_of(config, of_generation), self._preparation.prompts.read_images
         return await event_loop.call(
             self.vision.encoder.thread, lambda gone: read(prompt, made, chat_template=chat_template, gone=gone)
         )
@@ -326,11 +325,12 @@ class Engine(CompiledBundle):
         **options: Unpack[GenerationOptions],
     ) -> list[int]:
         """The tokens of a prompt, with its images'. Raises as `generate`, but for one that does not fit the cache."""
-        return self._preparation.encode_prompt(prompt, self._config_of(config, options), chat_template=chat_template)
+        made = self._config_of(config, options)
+        return self._preparation.prompts.encode_prompt(prompt, made, chat_template=chat_template)
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[GenerationOptions]) -> str:
         """The text that the chat template makes of messages. Raises as `generate`."""
-        return self._preparation.render(messages, self._config_of(None, options))
+        return self._preparation.prompts.render(messages, self._config_of(None, options))
 
     def chat(
         self,
@@ -367,20 +367,23 @@ class Engine(CompiledBundle):
         return Chat.load(self, path, same_model=same_model, **options)
 
     def prepare(self, prompt: AnyPrompt, config: GenerationConfig | None = None, **options: Any) -> Answer:
-        """The answer of `generate`, checked and ready for the loop. options: also those of `Preparation.answer`.
+        """The answer of `generate`, checked and ready for the loop.
 
-        Raises as `generate`, and Uncompiled as `Preparation.answer`.
+        options: also those of `Prompts.lay_out` and `Preparation.answer`. Raises as `generate`.
         """
-        self._queue.check_open()
-        of_request = {name: options.pop(name) for name in _OF_REQUESTS if name in options}
-        config = self._config_of(config, options)
-        try:
-            answer = self._preparation.answer(prompt, config, overlaps=self.overlaps, **of_request)
-        except Exception:
-            self._queue.check_open()  # another thread may have closed the engine meanwhile, and dropped what this needs
-            raise
+        of_answer = _taken(options, _OF_ANSWERS)
+        return self._answer(self._lay_out(prompt, config, **options), **of_answer)
+
+    def _lay_out(self, prompt: AnyPrompt, config: GenerationConfig | None, **options: Any) -> LaidOut:
+        of_prompt = _taken(options, _OF_PROMPTS)
+        with self._if_open():
+            return self._preparation.prompts.lay_out(prompt, self._config_of(config, options), **of_prompt)
+
+    def _answer(self, laid: LaidOut, **of_answer: Any) -> Answer:
+        with self._if_open():
+            answer = self._preparation.answer(laid, overlaps=self.overlaps, **of_answer)
         if (observer := self._queue.observer) is not None:
-            observer.entered(answer, config.drafter)
+            observer.entered(answer, laid.config.drafter)
         return answer
 
     def _config_of(self, config: GenerationConfig | None, options: Mapping[str, Any]) -> GenerationConfig:
@@ -388,3 +391,8 @@ class Engine(CompiledBundle):
         if not isinstance(config, GenerationConfig | None):
             raise OptionError(f"config={config!r} is not a GenerationConfig. Give options as keywords, or make one.")
         return (config or self.config.generation).replace(**options)
+
+
+def _taken(options: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Take the options of these names out of others."""
+    return {name: options.pop(name) for name in names if name in options}

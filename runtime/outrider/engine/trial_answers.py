@@ -51,7 +51,7 @@ def draft_trial_answers(preparation: Preparation, rows: RowBudget) -> None:
     config = GenerationConfig(max_new_tokens=_NUM_TOKENS, drafter=None, ignore_eos=True)
     alone = replace(preparation, store=None, prefixes=None, reuse=False)  # nobody is to find them anywhere
     try:
-        answers = [alone.answer(prompt, config, fits=True) for prompt in _PROMPTS[:count]]
+        answers = [alone.answer(alone.prompts.lay_out(prompt, config, fits=True)) for prompt in _PROMPTS[:count]]
         scheduler = Scheduler(main.backend, rows)
         scheduler.waiting.extend(answers)
         scheduler.settle()

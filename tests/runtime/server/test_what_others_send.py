@@ -241,7 +241,7 @@ def test_more_tokens_than_fit_are_as_many_as_fit(dialect: Dialect, field: str, b
 
 def test_an_answer_that_fills_the_context_ends_by_length(live: Live) -> None:
     engine = live.engine()
-    admission = engine._preparation.admission
+    admission = engine._preparation.prompts.admission
     most = admission.max_tokens
     config = engine.config.generation.replace(max_new_tokens=32_000)
     assert admission.check([300] * (most - 7), config, fits=True) == 7
