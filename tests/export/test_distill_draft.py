@@ -405,7 +405,7 @@ def test_export_proposes_what_was_trained(
     saved: tuple[TrainedDraftModel, Path], source: Plan, num_tokens: int | None, corpus: list[str], expected: Any
 ) -> None:
     plan = make_plan("draft", locate(saved[1]), "openvino", "fp32")
-    diet = plan_diet(plan, pair_vocabularies(source, plan, Silent()), num_tokens, corpus, 1, Silent())
+    diet = plan_diet(plan, pair_vocabularies(source, plan, Silent()), num_tokens, corpus, Silent())
     assert not isinstance(diet, AutomaticCut)
     chosen = None if diet is None else diet.choose_by(np.zeros(404, dtype=np.int64), Silent()).tolist()
     assert chosen == expected
