@@ -1,4 +1,5 @@
 import gc
+import logging
 import os
 import signal
 from collections import defaultdict
@@ -81,6 +82,12 @@ def saved_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What is found out about toys does not pile up in the user's cache. Child processes share what is found out."""
     saved.FOLDER = tmp_path_factory.mktemp("saved")
     os.environ["OUTRIDER_CACHE"] = str(saved.FOLDER)
+
+
+@pytest.fixture(autouse=True)
+def seen_log() -> None:
+    """`caplog` sees our log, also after a command that has run in this process keeps it to itself."""
+    logging.getLogger("outrider").propagate = True
 
 
 @pytest.fixture(autouse=True)
