@@ -24,7 +24,7 @@ from outrider.cli.serve import name_bundles
 from outrider.engine.opening import open_bundle
 from outrider.errors import BundleError, ExportError, OptionError
 from outrider.system import saved
-from outrider_export.bundles import bundle_cache
+from outrider_export.bundles import bundle_cache, cached
 from outrider_export.bundles.bundle_cache import BundleCache, CachedSource
 from outrider_export.bundles.cached import _identity, first_bundle
 from outrider_export.describe.plan import DEFAULT_WEIGHTS
@@ -120,11 +120,13 @@ def test_a_file_is_exported_once(file: Path, folder: Path) -> None:
     assert shown_files(folder) == [first.folder.name, f"{first.folder.name}.json"]
 
 
-def test_an_engine_is_loaded_from_a_file(file: Path, files: list[Path]) -> None:
+def test_an_engine_is_loaded_from_a_file(file: Path, files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached, "_INTERVAL", 0.0)
     said: list[str] = []
     with outrider.load(str(file), draft=files[0], max_new_tokens=8, ignore_eos=True, progress=said.append) as engine:
         assert said[0] == "Exporting: hash main."
         assert any(line.startswith("Making a bundle of") for line in said)
+        assert {"Exporting: convert main, 100%.", "Exporting: convert draft, 100%."} <= {*said}
         assert engine.bundled_drafters == ("draft",)
         text = engine.generate("Hello").text
         assert engine.generate("Hello", drafter=None).text == text

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ from outrider_export.progress import ForModel, Progress, Silent
 from outrider_export.sources.content import absolute, check_unchanged, content_of, stamps_of
 from outrider_export.sources.source import NONE, Located, default_name, fetch, locate, nearly_gguf
 from outrider_export.weights_choice.choice import machine_key
+
+_INTERVAL = 1.0  # seconds between two lines of a phase
 
 
 def cached_bundle(
@@ -194,10 +197,20 @@ def _locate(name: str | Path, path: Path) -> Located:
 
 
 class _Reported(Silent):
-    """The progress for apps that bring none: a line for each phase, as loading has."""
+    """The progress for apps that bring none: a line for each phase, as loading has, and each second how far it is."""
 
-    def phase(self, name: str, total: int | None = None) -> None:  # noqa: ARG002
+    def __init__(self) -> None:
+        self._name, self._total, self._done, self._told = "", 0, 0, 0.0
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        self._name, self._total, self._done, self._told = name, total or 0, 0, time.monotonic()
         report(f"Exporting: {name}.")
+
+    def advance(self, count: int) -> None:
+        self._done += count
+        if self._total and time.monotonic() >= self._told + _INTERVAL:
+            self._told = time.monotonic()
+            report(f"Exporting: {self._name}, {min(self._done / self._total, 1):.0%}.")
 
     def note(self, text: str) -> None:
         report(text)

@@ -38,7 +38,7 @@ _WEIGHTS = "int8, int4, fp16, fp32, or keep for a GGUF file's own; for ONNX int8
     type=bool,
     metavar="yes|no",
     default=True,
-    help="Without --format and --weights, take the fastest form on this CPU that loses little; no: the defaults above.",
+    help="Without --format and --weights, take the form that wins on CPUs like this one; no: the defaults above.",
 )
 @click.option(
     "--draft-vocab",
