@@ -105,15 +105,14 @@ the same for one file. [T5, MarianMT and Whisper](encoder-decoder.md) have a pag
 For each row, a slow test exports and runs a small model with random weights (`tests/export/test_architectures.py`,
 Transformers 5.5, OpenVINO 2026.4). Its logits and greedy text are those of Transformers in float32, beyond the sliding
 window too. Drafted text, greedy and sampled, is that of plain decoding. In f32 on a CPU every row is bit-exact; this is
-measured again [on each machine](exactness.md). Published weights were run for `llama` (SmolLM2-135M-Instruct) and `qwen2`
-(Qwen2.5-Coder-0.5B and 1.5B). Sliding windows and experts were not tried on GPU and NPU.
+measured again [on each machine](exactness.md). Sliding windows and experts were not tried on GPU and NPU.
 
 """  # noqa: E501  (rows of tables)
 
 MODELS_TAIL = """\
 
-A published checkpoint may still differ from what was tested. `outrider verify my-pair --against CHECKPOINT` compares
-a bundle with its own checkpoint.
+Published weights were run for {real}. Other checkpoints may differ from what was tested: `outrider verify my-pair
+--against CHECKPOINT` compares a bundle with its own checkpoint.
 
 What a row lacks, and what has it (llama.cpp's `src/llama-arch.cpp`, vLLM's model registry):
 
@@ -380,11 +379,14 @@ def models_page() -> str:
     )
     outcomes = Counter(map(_outcome_of, layouts.LAYOUTS.values()))
     of_layouts = "\n".join(f"| {outcome} | {number} |" for outcome, number in outcomes.most_common())
+    real = ", ".join(f"`{each.name}` ({each.real})" for each in ARCHITECTURES.values() if each.real)
     return (
         MODELS_HEAD
         + "\n".join(rows)
         + "\n"
-        + MODELS_TAIL.format(refused=refused, layouts=of_layouts, num_layouts=len(layouts.LAYOUTS), calculated=_sizes())
+        + MODELS_TAIL.format(
+            refused=refused, layouts=of_layouts, num_layouts=len(layouts.LAYOUTS), calculated=_sizes(), real=real
+        )
     )
 
 
