@@ -171,21 +171,9 @@ def check_route(
                 f"{option}='keep' is for GGUF files; {source.id} is none. Choose int8, int4, fp16 or fp32."
             )
         return
-    header = read_header(source.fetched) if source.kind == "gguf" else None
-    if header is not None and (kind := kind_of_file(source.fetched)) is not None:
-        raise ExportError(
-            f"{source.id} has a drafter of the kind {kind}, and no model that writes by itself. Export the main model "
-            f"that it was trained for, and add it: outrider add BUNDLE {source.id}"
-        )
-    path = fetch_config(source).fetched / "config.json" if header is None else source.fetched
-    if source.kind == "hub" and (":" in source.id or not path.is_file()):  # perhaps of GGUF files: see `fetch`
+    if (found := _describe_source(source)) is None:
         return
-    # First what no package helps.
-    if header is None:
-        read_config(path.parent, source.id)
-    with configuring(path):
-        config = {} if header else text_part(read_json(path))
-    check_architecture({"model_type": header.architecture} if header else config, Path(source.id))
+    header, config = found
     if format == "onnx":
         check_extra(f"Exporting {source.id} to ONNX", format)
     elif not extras.missing(format):
@@ -200,15 +188,41 @@ def check_route(
             f"{source.id} has {obstacle}, which is not converted to ONNX. Leave out --format onnx to have it run by "
             "OpenVINO."
         )
-    names = {*architectures_of(config)}
     is_tried = (
         header
         or kind_of_encoder_decoder(config)
-        or names & {*IMAGE_MODELS}
+        or {*architectures_of(config)} & {*IMAGE_MODELS}
         or config.get("model_type") in ARCHITECTURES
     )
     untried = "" if is_tried else "; the model is none of docs/models.md, so that it may be refused all the same"
     check_extra(f"Exporting {source.id}, which has {obstacle},", format, untried)
+
+
+def _describe_source(source: Located) -> tuple[GGUFHeader | None, dict[str, Any]] | None:
+    """A GGUF file's header, or a checkpoint's configuration, of a model that some packages run.
+
+    None for a repository on the hub that may be of GGUF files.
+
+    Raises:
+        ExportError: if no package helps.
+    """
+    header = read_header(source.fetched) if source.kind == "gguf" else None
+    if header is not None and (kind := kind_of_file(source.fetched)) is not None:
+        raise ExportError(
+            f"{source.id} has a drafter of the kind {kind}, and no model that writes by itself. Export the main model "
+            f"that it was trained for, and add it: outrider add BUNDLE {source.id}"
+        )
+    if header is not None:
+        check_architecture({"model_type": header.architecture}, Path(source.id))
+        return header, {}
+    path = fetch_config(source).fetched / "config.json"
+    if source.kind == "hub" and (":" in source.id or not path.is_file()):  # see `fetch`
+        return None
+    read_config(path.parent, source.id)
+    with configuring(path):
+        config = text_part(read_json(path))
+    check_architecture(config, Path(source.id))
+    return None, config
 
 
 def fetch_config(source: Located) -> Located:
