@@ -13,7 +13,8 @@ from outrider_export import export_bundle
 from outrider_export.describe.architectures import ARCHITECTURES, describe_layers, settle_positions
 from outrider_export.describe.geometry import geometry_of_config
 from outrider_export.describe.plan import check_route
-from outrider_export.sources.source import locate
+from outrider_export.sources.source import locate, text_part
+from outrider_export.with_torch.convert import load
 from shapes import CONFIGS, WINDOW
 
 WHERE = Path("folder")
@@ -143,3 +144,30 @@ def test_longrope_gets_one_set_of_frequencies() -> None:
 
 def test_every_architecture_that_is_tried_has_a_tiny_model() -> None:
     assert [*CONFIGS] == [*ARCHITECTURES]
+
+
+@pytest.mark.parametrize(("name", "kind", "expected"), [
+    ("DeepseekV3ForCausalLM", "kimi_k2", "deepseek_v3"), ("BailingMoeV2ForCausalLM", "bailing_moe", "bailing_moe_v2"),
+    ("DeepseekV3ForCausalLM", "deepseek_v3", "deepseek_v3"), ("KimiForCausalLM", "kimi_k2", "kimi_k2"),
+])  # fmt: skip
+def test_architectures_by_another_name_are_known(name: str, kind: str, expected: str) -> None:
+    assert text_part({"architectures": [name], "model_type": kind})["model_type"] == expected
+
+
+@pytest.mark.parametrize("missing", [(), ("pooler.dense.weight",), ("lm_head.weight", "model.norm.weight")])
+def test_weights_that_torch_would_draw_at_random_are_named(missing: tuple[str, ...]) -> None:
+    def from_pretrained(*_: object, **options: object) -> Any:
+        assert options == {
+            "local_files_only": True,
+            "output_loading_info": True,
+            "use_safetensors": True,
+            "dtype": "auto",
+        }
+        return "the model", {"missing_keys": {*missing}}
+
+    loader = SimpleNamespace(from_pretrained=from_pretrained)
+    if len(missing) < 2:
+        assert load(loader, "folder", dtype="auto") == "the model"
+        return
+    with pytest.raises(ExportError, match="folder has no lm_head.weight, one of 2 tensors that its configuration asks"):
+        load(loader, "folder", dtype="auto")
