@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from outrider.bundle.hashes import sha256_of, sha256_of_all
 from outrider.bundle.manifest import (
@@ -70,11 +72,13 @@ def convert_model(
     """
     try:
         hashes = [] if plan.header is None or not hashes_source else [partial(sha256_of_all, shards_of(plan.path))]
+        token_ids = diet.choose(target.new / (tokenizer or "tokenizer"), progress) if diet else None
         with start(hashes) as hashed:  # a conversion does not keep all processors busy
-            entry = _convert(plan, target, trust_remote_code, progress, adapter)
+            entry = _convert(plan, target, trust_remote_code, progress, adapter, token_ids)
         digest = hashed[0].result() if hashed else None
         entry = msgspec.structs.replace(entry, source=msgspec.structs.replace(entry.source, sha256=digest))
-        return _cut(entry, diet, tokenizer, target, progress) if diet else entry
+        is_whole = token_ids is not None and not (target.new / entry.folder / PROPOSED_NAME).exists()
+        return _cut(entry, token_ids, target, progress) if token_ids is not None and is_whole else entry
     except ExportError as error:
         folder = target.output.parent
         if (free := shutil.disk_usage(folder).free) < _FULL:
@@ -86,9 +90,18 @@ def convert_model(
 
 
 def _convert(
-    plan: Plan, target: Target, trust_remote_code: bool, progress: Progress, adapter: Path | None = None
+    plan: Plan,
+    target: Target,
+    trust_remote_code: bool,
+    progress: Progress,
+    adapter: Path | None,
+    token_ids: NDArray[np.int32] | None,
 ) -> ModelEntry:
-    """Convert one model into the bundle's folder for it. adapter: the folder of one to merge into it."""
+    """Convert one model into the bundle's folder for it.
+
+    adapter: the folder of one to merge into it. token_ids: int32 [n], that its output matrix is cut to if it is written
+    apart from the embedding.
+    """
     folder, geometry = target.new / plan.role, plan.geometry
     what = f"The {plan.role} model {plan.source.id} cannot be converted"
     job: dict[str, Any] = {"output": str(folder), "scratch": str(target.scratch / plan.role)}
@@ -106,6 +119,9 @@ def _convert(
             "adapter": None if adapter is None else str(adapter.resolve()),
             "is_draft": plan.role != "main",
         }
+        if token_ids is not None and plan.direct:
+            job["proposed"] = str(target.scratch / f"{plan.role}-{PROPOSED_NAME}")
+            np.save(job["proposed"], token_ids)
         module = f"outrider_export.{'direct.convert' if plan.direct else 'with_torch.convert'}"
         if plan.encoder:
             module = encoder_decoder.MODULE
@@ -121,6 +137,8 @@ def _convert(
         if adapter is not None:
             recipe |= {"adapter": adapter.resolve().name, "adapter_sha256": sha256_of(adapter / WEIGHTS)}
         geometry = msgspec.convert(msgspec.to_builtins(geometry) | done.get("layers", {}), Geometry)
+        if token_ids is not None and done.get("is_cut"):
+            geometry = msgspec.structs.replace(geometry, logits_width=len(token_ids))
     if plan.encoder:
         encoder_decoder.check_written(folder, target.new / plan.encoder.folder, geometry)
     else:
@@ -138,13 +156,8 @@ def _convert(
     )
 
 
-def _cut(
-    entry: ModelEntry, diet: Diet | AutomaticCut, tokenizer: str | None, target: Target, progress: Progress
-) -> ModelEntry:
-    """Cut a converted draft model's output matrix; `tokenizer` is the folder of its own tokenizer, if it has one."""
-    token_ids = diet.choose(target.new / (tokenizer or "tokenizer"), progress)
-    if token_ids is None:
-        return entry
+def _cut(entry: ModelEntry, token_ids: NDArray[np.int32], target: Target, progress: Progress) -> ModelEntry:
+    """Cut a converted draft model's output matrix to these tokens, int32 [n]."""
     progress.phase("cut")
     folder, whole = target.new / entry.folder, target.scratch / f"whole-{entry.folder}"
     folder.rename(whole)

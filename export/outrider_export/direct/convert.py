@@ -2,18 +2,22 @@
 
 Job: `model`, the checkpoint folder or the GGUF file; `gguf`, whether it is one; `format` and `weights`; `geometry`;
 `output`, the folder for openvino_model or model.onnx; `vision`, the folder for its encoder of images, if any, and
-`layout`, of these;
-`adapter`, the folder of a LoRA adapter that is merged into it, if any; `is_draft`, whether it is a draft model: it has
-to be fast, so int4 has nothing in 8 bits but the matrices of tokens.
+`layout`, of these; `adapter`, the folder of a LoRA adapter that is merged into it, if any; `proposed`, a file of the
+tokens that it gets logits for, int32 [n], which are cut out of an output matrix that is not the embedding, too;
+`is_draft`, whether it is a draft model: it has to be fast, so int4 has nothing in 8 bits but the matrices of tokens.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from outrider.bundle.manifest import PROPOSED_NAME
 from outrider.errors import ExportError
 from outrider.models.backends.attention import SLIDING, describe_windows
 from outrider_export.direct.checkpoint_weights import CheckpointWeights
@@ -57,6 +61,10 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     elif not job.get("vision") and architectures_of(text_part(whole)) != architectures_of(whole):
         progress.note("Its text part is converted: the model reads images, and the bundle does not.")
     matrices = matrices_of(weights)
+    is_cut = bool(job.get("proposed")) and HEAD in matrices
+    if is_cut:
+        shutil.copyfile(job["proposed"], output / PROPOSED_NAME)
+        weights.proposed = np.load(output / PROPOSED_NAME).astype(np.int64)
     progress.phase("convert", sum(weights.matrix(name).num_bytes for name in matrices))
     if job["format"] == "onnx":
         _write_onnx(weights, job, output, progress)
@@ -68,7 +76,7 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     if job.get("vision"):
         write_encoder(Path(job["model"]), whole, job["layout"], Path(job["vision"]), job["weights"])
     layers = describe_layers(decoder) | ({"context_length": limit} if limit else {"long_from": decoder.long_from})
-    return {"tied_embeddings": HEAD not in matrices, "layers": layers}
+    return {"tied_embeddings": HEAD not in matrices, "layers": layers, "is_cut": is_cut}
 
 
 def _in_grids(decoder: Decoder, whole: Mapping[str, Any]) -> Decoder:

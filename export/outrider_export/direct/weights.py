@@ -103,6 +103,7 @@ class Weights(ABC):
         self.decoder = decoder
         self._interleaved = interleaved
         self._changes: dict[str, Change] = {}  # of an adapter, by module
+        self.proposed: Indices | None = None  # int64 [n], the rows of the output matrix that are wanted; None: all
 
     def merge(self, adapter: LoraAdapter) -> None:
         """Have an adapter's changes added in float32, as PEFT's `safe_merge`.
@@ -169,6 +170,8 @@ class Weights(ABC):
         self._check_shape(module, whole.shape, self._shape_of(module))
         in_order = self.rows_of(name, whole.shape[0]) if self.decoder.arch.matrices.interleaved else span
         found = self._changed(module, found, in_order)
+        if name == HEAD and self.proposed is not None:
+            return found.of_rows(self.proposed)
         return _one_below_the_other(found, len(self.decoder.layers)) if name == LAYER_EMBEDDING else found
 
     def _changed(self, module: str, found: StoredMatrix, rows: slice | Indices | None = None) -> StoredMatrix:
@@ -326,7 +329,8 @@ class Weights(ABC):
         found = self._part(module, kind)
         if found is None:
             return None
-        return (self._changed(module, found) if kind == "weight" else found).read(slice(None)).reshape(-1)
+        values = (self._changed(module, found) if kind == "weight" else found).read(slice(None)).reshape(-1)
+        return values if module != HEAD or self.proposed is None else values[self.proposed]
 
     def numbers(self, name: str, count: int) -> Rows:
         """A tensor that has to be there, float32 [count], by its whole name.
