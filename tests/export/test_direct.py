@@ -335,13 +335,16 @@ def test_later_names_of_states_mean_the_same() -> None:
 
 
 def test_numbers_that_configurations_say_otherwise() -> None:
-    """MiniMax M2 says how many numbers of a head rotate, and Hunyuan's experts are said by layer."""
+    """MiniMax M2 says how many numbers of a head rotate, Hunyuan's experts are said by layer, Gemma 4 ends in full."""
     minimax = {"model_type": "minimax_m2", **CONFIGS["minimax_m2"]}
     assert describe(minimax | {"rotary_dim": 16}).rotary_size == 16
     hunyuan = {"model_type": "hunyuan_v1_moe", **CONFIGS["hunyuan_v1_moe"]}
     assert describe(hunyuan | {"num_experts": [4, 4]}).experts == describe(hunyuan).experts
     with pytest.raises(NotDirect, match="int"):
         describe(hunyuan | {"moe_topk": [1, 2]})
+    gemma = {"model_type": "gemma4_text", **CONFIGS["gemma4_text"]}
+    kinds = ["full_attention", *["sliding_attention"] * (gemma["num_hidden_layers"] - 1)]
+    assert describe(gemma | {"layer_types": kinds}).windows[-1] == 0
 
 
 @pytest.mark.parametrize(("change", "says"), [
@@ -1076,6 +1079,12 @@ def test_linear_scaling_as_llamacpp_reads_it(metadata: dict[str, Any], factor: f
     plain = open_weights(tmp_path / "plain.gguf", is_gguf=True).decoder
     frequencies, expected = (each.ropes["full_attention"].frequencies for each in (found, plain))
     assert np.allclose(frequencies, expected / factor)
+
+
+def test_a_gguf_file_says_how_many_numbers_of_a_head_rotate(tmp_path: Path) -> None:
+    _, folder = saved("llama", tmp_path / "llama")
+    path = changed_gguf(tmp_path / "half.gguf", folder, {"llama.rope.dimension_count": 8}, {})
+    assert open_weights(path, is_gguf=True).decoder.rotary_size == 8
 
 
 @pytest.mark.parametrize(("metadata", "tensors", "says"), [
