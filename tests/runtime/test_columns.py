@@ -73,8 +73,15 @@ def test_a_row_has_the_same_numbers_with_more_columns(kind: str) -> None:
     assert can_append(model)
     append_columns(model, COLUMNS)
     assert shapes_of(model) == [[NARROW, COLUMNS], [VOCAB_SIZE, NARROW]]
+    assert np.allclose(narrow_of(model), before, rtol=0, atol=1e-5 * np.abs(before).max())
+
+
+@pytest.mark.needs("avx512f")  # with AVX2 alone, some processors have other bits from 5 rows on: loading measures it
+@pytest.mark.parametrize("kind", ["u8", "i8"])
+def test_a_row_has_the_same_bits_in_all_calls_with_more_columns(kind: str) -> None:
+    model = decoder_end(kind)
+    append_columns(model, COLUMNS)
     rows = narrow_of(model)
-    assert np.allclose(rows[0], before, rtol=0, atol=1e-5 * np.abs(before).max())
     assert all((row == rows[0]).all() for row in rows)  # without the columns, on some processors, not from 5 rows on
 
 
