@@ -80,10 +80,19 @@ COMMANDS_HEAD = """\
 
 <!-- Made by docs/generate.py from the commands' own help. Change it there, and run the script. -->
 
-Every command has `--help`, and all but `chat` have `--json` for one machine-readable object.
+Every command has `-h, --help`, and all but `chat` have `--json` for one machine-readable object. MODEL is a bundle, a
+`.gguf` file, a checkpoint folder or a hub id. With a MODEL that is not a bundle, `--draft` names a draft model: a file,
+folder or hub id; `auto` finds one. What is said here is left out below.
 Errors are one line. The exit code is 0 for success, 1 for a failure, 2 for wrong usage and 130 for Ctrl-C.
 """
 
+
+# What the head of the page says once.
+_SAID_ABOVE = re.compile(
+    r"^  (?:--json +Print one JSON object|-h, --help +Show this message|--draft DRAFT +Draft model for a MODEL).*\n?"
+    r"(?:^ {10,}.*\n?)*|^  MODEL is a bundle, a \.gguf file, a checkpoint folder or a hub id\.\n\n",
+    re.MULTILINE,
+)
 
 MODELS_HEAD = """\
 # Models
@@ -96,32 +105,32 @@ the same for one file. [T5, MarianMT and Whisper](encoder-decoder.md) have a pag
 
 | column | meaning |
 |---|---|
+| architecture | `model_type`; GGUF files of Mistral name it `llama` |
 | attention | full, or with a sliding window, or layers of both; states; experts |
-| ONNX | whether it also runs on ONNX Runtime. Models with sliding windows, states or experts do not |
-| without PyTorch | what the [plain installation](export.md#without-pytorch) converts to OpenVINO. GGUF files of Mistral name the architecture `llama` |
-| heads | whether [drafters that read hidden states](drafters.md) fit. Copies and draft models work with every row |
-| layouts | how many published [file layouts](#file-layouts) are tried |
+
+The [plain installation](export.md#without-pytorch) converts each row to OpenVINO, from checkpoints and GGUF files, and
+copies, draft models and [heads](drafters.md) draft for it, but for what [is listed below](#what-a-row-lacks).
 
 For each row, a slow test exports and runs a small model with random weights (`tests/export/test_architectures.py`,
 Transformers 5.5, OpenVINO 2026.4). Its logits and greedy text are those of Transformers in float32, beyond the sliding
 window too. Drafted text, greedy and sampled, is that of plain decoding. In f32 on a CPU every row is bit-exact; this is
 measured again [on each machine](exactness.md). Sliding windows and experts were not tried on GPU and NPU.
 
-"""  # noqa: E501  (rows of tables)
+"""
 
 MODELS_TAIL = """\
 
 Published weights were run for {real}. Other checkpoints may differ from what was tested: `outrider verify my-pair
 --against CHECKPOINT` compares a bundle with its own checkpoint.
 
-What a row lacks, and what has it (llama.cpp's `src/llama-arch.cpp`, vLLM's model registry):
+## What a row lacks
 
-| lacks | why | what has it |
-|---|---|---|
-| conversion without PyTorch | position biases, learned positions, parallel attention or another activation; with `.[export]` they are converted | llama.cpp, but for `gptj`, `opt` and `persimmon`, which vLLM runs |
-| GGUF files | the order of tensors in their GGUF files is not known here | llama.cpp: `afmoe`, `hy_v3`, `olmo`, `stablelm`, Solar Open |
-| heads | hidden states are not found in the graph | no published heads are known |
-| ONNX | sliding windows, states, experts or gates | onnxruntime-genai: some with windows and experts |
+| lacks | architectures | why | what has it |
+|---|---|---|---|
+| conversion without PyTorch | {with_torch} | position biases, learned positions, parallel attention or another activation; with `.[export]` they are converted | llama.cpp, but for `gptj`, `opt` and `persimmon`, which vLLM runs |
+| GGUF files | {without_gguf} | the order of tensors in their GGUF files is not known here | llama.cpp: `afmoe`, `hy_v3`, `olmo`, `stablelm`, Solar Open |
+| heads | {without_heads} | hidden states are not found in the graph | no published heads are known |
+| ONNX | all but {onnx} | sliding windows, states, experts or gates | onnxruntime-genai: some with windows and experts |
 
 ## File layouts
 
@@ -229,8 +238,8 @@ Calculated by `python bench/scripts/family_sizes.py FOLDER TOKENIZER` for publis
 for a billion) and int4; the keys and values of a token in f32 (half of that in bf16); the states of a text in f32. Measured
 bundles are 0.1 to 0.8 % larger. Of each architecture the smallest model, and one of some 8 billion weights if there is one:
 
-| model | int8, GB | int4, GB | a token, kB | a text's states, MB |
-|---|---|---|---|---|
+| model | int8, GB | int4, GB | a token, kB |
+|---|---|---|---|
 {calculated}
 
 ## Mixtures of experts
@@ -302,14 +311,14 @@ def options_page() -> str:
     flags = {parameter.name: parameter.opts[0] for parameter in _shared_parameters()}
     for title, (config, intro) in SECTIONS.items():
         described = options_of(config)
-        rows = ["| option | type | default | allowed | meaning |", "|---|---|---|---|---|"]
+        rows = ["| option | default | allowed | meaning |", "|---|---|---|---|"]
         missing = []
         for option in dataclasses.fields(config):
-            kind = str(option.type).replace(" | ", "` or `")  # a bar would end the cell
             each = described[option.name]
             default = f"{each.default:g}" if isinstance(each.default, float) else repr(each.default)
             meaning = each.describe(f"`{each.default}`" if each.default == "auto" else default)
-            rows.append(f"| `{option.name}` | `{kind}` | `{default}` | {each.says} | {meaning} |")
+            allowed = re.sub(r" \(\S+ is off\)", "", each.says)  # the meaning says it
+            rows.append(f"| `{option.name}` | `{default}` | {allowed} | {meaning} |")
             if option.name not in flags:
                 missing.append(f"`{option.name}`")
         parts += [f"## {title.capitalize()}: `{config.__name__}`\n", f"{intro}\n", "\n".join(rows) + "\n"]
@@ -339,7 +348,8 @@ def commands_page() -> str:
         if isinstance(command, click.Group):
             texts = [_help(each, f"outrider {name} {each.name}") for each in command.commands.values()]
             text = "\n\n".join([text, *texts])
-        parts.append(f"## outrider {name}\n\n```text\n{text}\n```\n")
+        text = _SAID_ABOVE.sub("", text)
+        parts.append(f"## outrider {name}\n\n```text\n{text.rstrip()}\n```\n")
         if left_out:
             sections = [
                 section
@@ -347,7 +357,7 @@ def commands_page() -> str:
                 if {p.name for p in all_of_them} & {option.name for option in dataclasses.fields(config)}
             ]
             links = ", ".join(f"[{section}](options.md#{section}-{_class(section)})" for section in sections)
-            parts.append(f"Also `--config`, and the options of\n{links}.\n")
+            parts.append(f"Also `--config`, {links}.\n")
     return "\n".join(parts)
 
 
@@ -355,8 +365,8 @@ def models_page() -> str:
     """The page with every architecture that is tried, and every one that is refused."""
     layouts = _layouts()
     rows = [
-        "| architecture | models | attention | ONNX | without PyTorch | heads | layouts |",
-        "|---|---|---|---|---|---|---|",
+        "| architecture | models | attention |",
+        "|---|---|---|",
     ]
     for each in ARCHITECTURES.values():
         attention = {"full": "full", "sliding": "full or window", "mixed": "full and window"}[each.attention]
@@ -364,10 +374,6 @@ def models_page() -> str:
             f"`{each.name}`",
             each.models,
             ", ".join(filter(None, (attention, each.states, "experts" if each.experts else ""))),
-            "yes" if each.onnx else "no",
-            "no" if each.name not in ARCHS else "checkpoints, GGUF" if ARCHS[each.name].gguf else "checkpoints",
-            "yes" if each.features else "no",
-            str(sum(layouts.architecture_of(layout) == each.name for layout in layouts.LAYOUTS.values()) or "–"),
         )
         rows.append(f"| {' | '.join(cells)} |")
     of_rule: dict[str, list[str]] = {}
@@ -379,13 +385,26 @@ def models_page() -> str:
     )
     outcomes = Counter(map(_outcome_of, layouts.LAYOUTS.values()))
     of_layouts = "\n".join(f"| {outcome} | {number} |" for outcome, number in outcomes.most_common())
+    as_llama = ("ministral", "mistral", "mixtral")  # whose GGUF files name the architecture so
+    lists = {
+        "with_torch": [name for name in ARCHITECTURES if name not in ARCHS],
+        "without_gguf": [name for name, arch in ARCHS.items() if not arch.gguf and name not in as_llama],
+        "without_heads": [each.name for each in ARCHITECTURES.values() if not each.features],
+        "onnx": [each.name for each in ARCHITECTURES.values() if each.onnx],
+    }
+    named = {what: ", ".join(f"`{name}`" for name in names) for what, names in lists.items()}
     real = ", ".join(f"`{each.name}` ({each.real})" for each in ARCHITECTURES.values() if each.real)
     return (
         MODELS_HEAD
         + "\n".join(rows)
         + "\n"
         + MODELS_TAIL.format(
-            refused=refused, layouts=of_layouts, num_layouts=len(layouts.LAYOUTS), calculated=_sizes(), real=real
+            refused=refused,
+            layouts=of_layouts,
+            num_layouts=len(layouts.LAYOUTS),
+            calculated=_sizes(),
+            real=real,
+            **named,
         )
     )
 
@@ -397,7 +416,7 @@ def _sizes() -> str:
     rows = (
         (
             name, *map(_gigabytes, (each["int8"], each["int4"])),
-            f"{each['token']:,.0f}", f"{each['states']:.1f}" if each["states"] else "–",
+            f"{each['token']:,.0f}" + (f"; states {each['states']:.1f} MB" if each["states"] else ""),
         )
         for name, each in sorted(figures.items(), key=lambda item: str(item[1]["kind"]))
     )  # fmt: skip
