@@ -49,8 +49,8 @@ class DrafterRegistry:
         self._loaded_with, self._store = loaded_with, store
         self.models = dict(models)
         self._own: dict[str, Drafter] = {}  # the app's own
-        self._suffix = Suffix()
-        self._copiers: dict[str, Callable[[int], Drafter]] = {"ngram": Ngram, "suffix": lambda _: self._suffix}
+        self._suffix = suffix = Suffix()
+        self._copiers: dict[str, Callable[[int], Drafter]] = {"ngram": Ngram, "suffix": lambda _: suffix}  # no cycle
         self._read_records = records
         self._shared: Records | None = None  # of all other drafters, once they are read
         self._records: dict[str, Records] = {}  # of the app's own drafters
