@@ -249,6 +249,7 @@ class Export:
         if self._head is not None:
             try:
                 added.append(self._head.write(target, entries[0], self._head.kind))
+                written.forget("main")  # in ONNX, hidden states become outputs
             except ExportError as error:
                 if self._drafter is not None:
                     raise
@@ -340,9 +341,9 @@ def finish(
         describe_drafter(plan, entry, pairing, target.new)
         for plan, entry, pairing in zip(plans[1:], entries[1:], pairings, strict=True)
     ]
-    known = {} if written is None else written.files()
-    sizes = {p.relative_to(target.new).as_posix(): p.stat().st_size for p in target.new.rglob("*") if p.is_file()}
-    progress.phase("hash", sum(size for path, size in sizes.items() if path not in known) or None)
+    written = written or Written(target.new)
+    progress.phase("hash", written.num_bytes or None)
+    known = written.files(progress.advance)
     write_manifest(
         target.new,
         Manifest(

@@ -11,6 +11,7 @@ from outrider.bundle.manifest import FileEntry
 from outrider_export.target import link_or_copy
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from concurrent.futures import Future
     from pathlib import Path
 
@@ -37,9 +38,23 @@ class Written:
         shutil.copytree(other.folder / part, self._folder / part, copy_function=link_or_copy)
         self._known |= {entry.path: entry for entry in other.files_of(part)}
 
-    def files(self) -> dict[str, FileEntry]:
-        """The files that were hashed, by their paths."""
+    def forget(self, part: str) -> None:
+        """Have the files of a part hashed again, as some were written anew."""
+        for found in (self._known, self._waiting):
+            for name in [name for name in found if name.startswith(f"{part}/")]:
+                del found[name]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all files that were not taken over."""
+        files = {path.relative_to(self._folder).as_posix(): path for path in self._folder.rglob("*") if path.is_file()}
+        return sum(path.stat().st_size for name, path in files.items() if name not in self._known)
+
+    def files(self, advance: Callable[[int], None]) -> dict[str, FileEntry]:
+        """The files that were hashed or taken over, by their paths. advance: is called with bytes that are hashed."""
         for name, sha256 in self._waiting.items():
-            self._known[name] = FileEntry(name, (self._folder / name).stat().st_size, sha256.result())
+            found = FileEntry(name, (self._folder / name).stat().st_size, sha256.result())
+            self._known[name] = found
+            advance(found.size)
         self._pool.shutdown()
         return self._known
