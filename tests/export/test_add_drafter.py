@@ -36,7 +36,7 @@ ANSWER: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True, "num_assista
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 5}
 
 
-SOME = ("eagle3", "dflash", "hydra")  # one of each kind of backend; a bundle of all takes ten seconds to load
+SOME = ("eagle3", "dflash", "medusa")  # one of each kind of backend; a bundle of all takes ten seconds to load
 
 
 @pytest.fixture(scope="module", params=[SOME, pytest.param(KINDS, marks=pytest.mark.slow)], ids=["some", "all"])
@@ -83,7 +83,7 @@ def test_the_manifest_describes_them(engine: outrider.Engine) -> None:
     features: dict[str, Any] = {"eagle3": layers, "dflash": layers[1:], "dspark": layers[1:]}
     for entry in engine.bundle.manifest.drafters:
         assert entry.features == features.get(entry.kind, ("last_hidden_state",))
-        assert entry.num_proposed_tokens == (len(TOKEN_MAP) if entry.kind in ("eagle3", "medusa", "hydra") else None)
+        assert entry.num_proposed_tokens == (len(TOKEN_MAP) if entry.kind in ("eagle3", "medusa") else None)
         assert entry.num_places == (None if entry.kind in ("eagle", "eagle3", "mtp") else NUM_PLACES)
     engine.bundle.check_hashes()
 
@@ -120,7 +120,7 @@ def changed(kind: str, **changes: Any) -> Callable[[], Any]:
 WRONG: dict[str, tuple[Any, str]] = {
     "no config.json": (
         spoils("eagle", "config.json", lambda _: None),
-        "is no drafter of a kind that is known: assistant, blockwise, dflash, dflash2, dspark, eagle",
+        "is no drafter of a kind that is known: assistant, dflash, dflash2, dspark, eagle",
     ),
     "no model either": (writes("eagle", architectures=["BertModel"]), "is no drafter of a kind that is known"),
     "architectures is null": (writes("eagle", architectures=[]), "is no drafter of a kind"),
@@ -164,7 +164,10 @@ WRONG: dict[str, tuple[Any, str]] = {
         writes("medusa", changed("medusa", token_map=TOKEN_MAP[:9])),
         "has 150 rows, and lists 9 tokens",
     ),
-    "a token twice": (writes("hydra", changed("hydra", token_map=np.repeat(TOKEN_MAP[:75], 2))), "lists a token twice"),
+    "a token twice": (
+        writes("medusa", changed("medusa", token_map=np.repeat(TOKEN_MAP[:75], 2))),
+        "lists a token twice",
+    ),
     "an unknown token": (writes("eagle3", changed("eagle3", d2t=np.arange(150) * 4)), "proposes tokens from 0 to 745"),
     "logits of another vocabulary": (
         writes("medusa", without("medusa", "token_map")),
@@ -204,15 +207,15 @@ def test_an_export_with_such_a_drafter_refuses_what_it_cannot_use(tiny: Path, tm
 
 
 def test_a_name_is_taken_once(folder: Path, tmp_path: Path) -> None:
-    head = write_head(tmp_path / "head", "blockwise")
+    head = write_head(tmp_path / "head", "eagle")
     add_drafter(folder, head)
     add_drafter(folder, head, name="another")
     before = content(folder)
-    for name in (None, "blockwise", "another"):
+    for name in (None, "eagle", "another"):
         with pytest.raises(OptionError, match="The bundle has a drafter .* already"):
             add_drafter(folder, head, name=name)
     assert content(folder) == before
-    assert [entry.name for entry in read_bundle(folder).manifest.drafters] == ["blockwise", "another"]
+    assert [entry.name for entry in read_bundle(folder).manifest.drafters] == ["eagle", "another"]
 
 
 @pytest.mark.parametrize("failing", ["write_manifest", "list_files", "read_bundle"])
@@ -260,7 +263,7 @@ def test_what_is_no_checkpoint_is_said(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.fast_cases(2)
-@pytest.mark.parametrize("kind", ["eagle", "mtp", "dflash", "dspark", "blockwise"])
+@pytest.mark.parametrize("kind", ["eagle", "mtp", "dflash", "dspark"])
 def test_the_main_models_matrix_can_be_cut(folder: Path, tmp_path: Path, kind: str) -> None:
     """Its rows for the tokens that are proposed most; special tokens are among them."""
     head = write_head(tmp_path / kind, kind)

@@ -212,8 +212,8 @@ def test_numbers_of_a_sentencepiece_model_end(tmp_path: Path) -> None:
     ("eagle3", {"transformer_layer_config": "x"}, "a value in it is not what it has to be"),
     ("dflash", {"dflash_config": [1]}, "a value in it is not what it has to be"),
     ("medusa", {"medusa_num_heads": float("inf")}, "a value in it is not what it has to be"),
-    ("hydra", {"architectures": [["HydraHeads"]]}, "is no drafter of a kind that is known"),
-    ("blockwise", {"architectures": 5}, "is no drafter of a kind that is known"),
+    ("eagle", {"architectures": [["EagleLlamaForCausalLM"]]}, "is no drafter of a kind that is known"),
+    ("eagle", {"architectures": 5}, "is no drafter of a kind that is known"),
 ])  # fmt: skip
 def test_configurations_of_drafters_are_checked(
     tmp_path: Path, kind: str, changes: dict[str, Any], message: str

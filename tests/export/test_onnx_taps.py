@@ -141,7 +141,7 @@ def test_drafts_change_no_text(toy: Bundle, tmp_path: Path, kind: str) -> None:
         assert answers[1].stats.num_draft_tokens > 0
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "blockwise", "dspark"])
+@pytest.mark.parametrize("kind", ["eagle3", "dspark"])
 def test_drafters_share_the_matrices_of_a_converted_model(tied: Path, convert: Any, tmp_path: Path, kind: str) -> None:
     """A tied matrix in 8 bits; the drafter's own is cut."""
     shutil.copytree(convert(tied, format="onnx")[0].folder, tmp_path / "bundle")
@@ -194,7 +194,7 @@ def test_what_a_drafter_lacks_is_read_from_the_main_model(toy: Bundle, tmp_path:
     made = onnx_main.share(path, geometry, head_of("eagle"), None)
     np.testing.assert_array_equal(made[EMBEDDING], embedding)
     np.testing.assert_array_equal(made[MATRIX], matrix)
-    made = onnx_main.share(path, geometry, head_of("blockwise"), token_ids)
+    made = onnx_main.share(path, geometry, head_of("medusa"), token_ids)
     assert made.keys() == {MATRIX}
     np.testing.assert_array_equal(made[MATRIX], matrix[token_ids])
 

@@ -16,7 +16,7 @@ HIDDEN, WIDE, HEADS, KV_HEADS, HEAD_SIZE, VOCAB, TOKENS = 64, 96, 4, 2, 16, 448,
 NUM_PLACES, MASK, RANK = 3, 17, 8
 TOKEN_MAP = np.random.default_rng(7).permutation(TOKENS)[:150]  # in no order
 TOP_K, GROUP, WINDOW = 4, 16, 9
-KINDS = ("eagle", "eagle3", "mtp", "dflash", "medusa", "hydra", "blockwise", "dspark", "mtp qwen", "mtp experts")
+KINDS = ("eagle", "eagle3", "mtp", "dflash", "medusa", "dspark", "mtp qwen", "mtp experts")
 DSPARKS = (
     "dspark", "dspark gated", "dspark rnn", "dspark gemma", "dspark plain", "dspark without confidence", "dspark lfm2",
     "dflash2", "dflash2 scaled",
@@ -86,8 +86,6 @@ def config_of(kind: str) -> dict[str, Any]:
             "dflash_config": dflash,
         },
         "medusa": {"medusa_num_heads": NUM_PLACES, "medusa_num_layers": 1, "hidden_size": HIDDEN},
-        "hydra": {"architectures": ["HydraHeads"], "hydra_num_heads": NUM_PLACES, "hydra_num_layers": 1},
-        "blockwise": {"architectures": ["BlockwiseHeads"], "num_heads": NUM_PLACES},
     }[kind]
 
 
@@ -133,12 +131,6 @@ def tensors_of(kind: str, seed: int = 0, hidden: int = HIDDEN) -> dict[str, NDAr
         shapes = _dspark_shapes(kind, hidden)
     else:
         for i in range(NUM_PLACES):
-            if kind == "blockwise":
-                shapes |= {f"{i}.up.weight": (WIDE, hidden), f"{i}.up.bias": (WIDE,)}
-                shapes |= {f"{i}.down.weight": (hidden, WIDE), f"{i}.down.bias": (hidden,)}
-                continue
-            if kind == "hydra":
-                shapes |= {f"{i}.in.weight": (hidden, (i + 2) * hidden), f"{i}.in.bias": (hidden,)}
             shapes |= {f"{i}.0.linear.weight": (hidden, hidden), f"{i}.0.linear.bias": (hidden,)}
             shapes[f"{i}.1.weight"] = (len(TOKEN_MAP), hidden)
     rng = np.random.default_rng([seed, (*KINDS, *DSPARKS).index(kind)])
@@ -148,7 +140,7 @@ def tensors_of(kind: str, seed: int = 0, hidden: int = HIDDEN) -> dict[str, NDAr
     if kind == "eagle3":
         tensors["d2t"] = TOKEN_MAP - np.arange(len(TOKEN_MAP))
         tensors["t2d"] = np.isin(np.arange(VOCAB), TOKEN_MAP)
-    elif kind in ("medusa", "hydra"):
+    elif kind == "medusa":
         tensors["token_map"] = TOKEN_MAP
     return tensors
 

@@ -35,7 +35,7 @@ VOCAB_SIZE = 3  # a third of all draft tokens are right
 WIDTH = FakeBackend.width
 MASKS = [2, 2, 2]
 NUM_PLACES = 3
-KINDS = ("module", "wide module", "block", "corrected block", "places", "places in turn")
+KINDS = ("module", "wide module", "block", "corrected block", "places")
 FEATURES = {"wide module": ("early", "late"), "block": ("late", "early")}
 RANK = 2
 
@@ -70,7 +70,7 @@ class Checked(HiddenModel):
             made = cls.block(backend, features, MASKS, markov, **options)
         else:
             backend = FakeHead(VOCAB_SIZE, "places", hidden_width=width, seed=seed)
-            made = cls.places(backend, features, NUM_PLACES, at_once=kind == "places", **options)
+            made = cls.places(backend, features, NUM_PLACES, **options)
         checked = cast("Checked", made)
         checked.main, checked.kind = main, kind
         checked.ids, checked.positions, checked.known = defaultdict(list), {}, {}

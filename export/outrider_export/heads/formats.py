@@ -6,7 +6,6 @@ import dataclasses
 import re
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +46,6 @@ KINDS = {
     "DSparkDraftModel": "dspark",  # SpecForge's
     "Gemma4AssistantForCausalLM": "assistant",
     "Gemma4UnifiedAssistantForCausalLM": "assistant",
-    "HydraHeads": "hydra",
-    "BlockwiseHeads": "blockwise",
 }
 
 
@@ -249,27 +246,20 @@ def _dspark(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geom
     )
 
 
-def _layered(
-    kind: str, module: str, config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry
-) -> HeadCheckpoint:
-    """Medusa's and Hydra's heads, in which an output matrix follows some layers. module: a pattern for its name."""
-    layers = int(config.get(f"{kind}_num_layers", 1))
-    renamed = _renamed(tensors, {module: "", rf"^(\d+)\.{layers}\.": r"\1.lm_head."})
-    return _places(kind, int(config[f"{kind}_num_heads"]), layers, renamed, main)
-
-
-def _places(kind: str, count: int, layers: int, tensors: dict[str, NDArray[Any]], main: Geometry) -> HeadCheckpoint:
-    """Heads for `count` places, which have no attention."""
+def _medusa(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> HeadCheckpoint:
+    """Heads without attention, in which an output matrix follows some layers."""
+    count, layers = int(config["medusa_num_heads"]), int(config.get("medusa_num_layers", 1))
+    prefix = r"^(?:medusa_head|medusa_heads|heads)\."
+    tensors = _renamed(tensors, {prefix: "", rf"^(\d+)\.{layers}\.": r"\1.lm_head."})
     proposed = tensors.get("token_map")
     if proposed is not None:
         proposed, tensors = _in_order(proposed, tensors)
-    names = ("0.0.linear.weight", "0.up.weight", "0.lm_head.weight")
+    names = ("0.0.linear.weight", "0.lm_head.weight")
     hidden = next((tensors[name].shape[-1] for name in names if name in tensors), main.hidden_size)
-    floats = {name: values for name, values in tensors.items() if values.dtype == np.float32}
     return HeadCheckpoint(
-        kind=kind,
+        kind="medusa",
         features=(LAST,),
-        tensors=floats,
+        tensors={name: values for name, values in tensors.items() if values.dtype == np.float32},
         num_layers=0,
         num_heads=1,
         num_kv_heads=1,
@@ -388,7 +378,5 @@ _READERS: dict[str, Callable[[dict[str, Any], dict[str, NDArray[Any]], Geometry]
     "dflash2": _dflash,
     "dspark": _dspark,
     "assistant": lambda config, tensors, _: HeadCheckpoint("assistant", (LAST,), **assistant.read(config, tensors)),
-    "medusa": partial(_layered, "medusa", r"^(?:medusa_head|medusa_heads|heads)\."),
-    "hydra": partial(_layered, "hydra", r"^hydra_head\."),
-    "blockwise": lambda config, tensors, main: _places("blockwise", int(config["num_heads"]), 0, tensors, main),
+    "medusa": _medusa,
 }

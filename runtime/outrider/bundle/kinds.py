@@ -24,7 +24,6 @@ class DrafterKind:
     reads_tokens: bool = True  # besides hidden states
     keeps_own_states: bool = False  # a module reads its own hidden states besides the main model's, not in their place
     has_markov_head: bool = False  # a block's tokens are corrected by the token before each
-    at_once: bool = True  # one call drafts all places; False: a call and a graph for each
 
     @property
     def uses_main_cache(self) -> bool:
@@ -59,8 +58,6 @@ _ROWS = (
     DrafterKind("dflash2", "block", "block.dflash", has_markov_head=True),
     DrafterKind("dspark", "block", "block.dflash", has_markov_head=True),
     DrafterKind("medusa", "places", "places.medusa", reads_tokens=False),
-    DrafterKind("blockwise", "places", "places.blockwise", reads_tokens=False),
-    DrafterKind("hydra", "places", "places.hydra", at_once=False),
     DrafterKind("assistant", "reader", "assistant.assistant"),
 )
 

@@ -32,9 +32,8 @@ def add(bundle: str, part: str, as_json: bool, name: str | None, weights: str | 
     """Add to BUNDLE a drafter or a LoRA adapter.
 
     PART is a checkpoint folder, .gguf file or hub id of a drafter: EAGLE-3, EAGLE, MTP, DFlash, DSpark, Gemma 4's
-    assistants, Medusa, Hydra, blockwise heads, or a draft model with the main model's vocabulary. Or it is the folder
-    of a packed drafter, which needs no further packages, or of an adapter in PEFT's format, which requests choose by
-    its name.
+    assistants, Medusa, or a draft model with the main model's vocabulary. Or it is the folder of a packed drafter,
+    which needs no further packages, or of an adapter in PEFT's format, which requests choose by its name.
 
     Of a drafter it prints what drafts cost on this machine, and how many tokens have to be accepted to make up for
     that, if the main model was loaded before or loads in seconds.

@@ -77,8 +77,7 @@ def _block(entry: DrafterEntry, backend: CompiledModel, bundle: Bundle, options:
 
 
 def _places(entry: DrafterEntry, backend: CompiledModel, _: Bundle, options: dict[str, Any]) -> DraftModel:
-    at_once = entry.traits.at_once
-    return HiddenModel.places(backend, entry.features, entry.num_places or 1, at_once=at_once, **options)
+    return HiddenModel.places(backend, entry.features, entry.num_places or 1, **options)
 
 
 def _module(entry: DrafterEntry, backend: CompiledModel, _: Bundle, options: dict[str, Any]) -> DraftModel:

@@ -87,15 +87,13 @@ class HiddenModel(DraftModel):
         return cls(backend, features, state, spare=size, at_once=True, most_tokens=count, **options)
 
     @classmethod
-    def places(
-        cls, backend: Backend, features: tuple[str, ...], num_places: int, *, at_once: bool = True, **options: Any
-    ) -> HiddenModel:
-        """Heads for the tokens after the next one. at_once: whether one call is for all heads."""
+    def places(cls, backend: Backend, features: tuple[str, ...], num_places: int, **options: Any) -> HiddenModel:
+        """Heads for the tokens after the next one."""
 
         def state(slot: Slot, room: int, position: int) -> HiddenState:
-            return PlacesState(slot, room, position, num_places, at_once=at_once)
+            return PlacesState(slot, room, position, num_places)
 
-        return cls(backend, features, state, at_once=at_once, most_tokens=num_places, **options)
+        return cls(backend, features, state, at_once=True, most_tokens=num_places, **options)
 
     def seconds_for(self, num_tokens: Sequence[int], context: float, before: int | None = None) -> float:
         """Seconds of one call, with the rows of its block. See `Drafter`."""

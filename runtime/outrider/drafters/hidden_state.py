@@ -221,12 +221,12 @@ class MarkovState(BlockState):
 class PlacesState(HiddenState):
     """With heads that read the newest hidden states and nothing else.
 
-    num_places: heads. at_once: whether one call is for all; otherwise each head reads the tokens before it.
+    num_places: heads, which one call asks.
     """
 
-    def __init__(self, slot: Slot, room: int, position: int, num_places: int, *, at_once: bool) -> None:
+    def __init__(self, slot: Slot, room: int, position: int, num_places: int) -> None:
         super().__init__(slot, room, position)
-        self._num_places, self._at_once = num_places, at_once
+        self._num_places = num_places
 
     def observe(self, sequence: TokenSequence, committed: Committed) -> None:
         """Keep the newest hidden states."""
@@ -240,10 +240,9 @@ class PlacesState(HiddenState):
         return bool(self._kept) and self._sequence is request.sequence
 
     def next_chunk(self, piece: int) -> Chunk:  # noqa: ARG002
-        """The newest token and the draft, with the newest hidden states."""
-        token_ids = [self.request.sequence.token_ids[-1], *self._token_ids]
-        num_rows = self._num_places if self._at_once else 1
-        return Chunk(self.slot, token_ids, num_rows, hidden_states=self._kept[0])
+        """The newest token, with its hidden states."""
+        newest = self.request.sequence.token_ids[-1:]
+        return Chunk(self.slot, newest, self._num_places, hidden_states=self._kept[0])
 
     def take(self, rows: Sequence[LogitsRow], hidden: NDArray[np.float32] | None) -> None:  # noqa: ARG002
         """Take in a call."""
@@ -251,5 +250,5 @@ class PlacesState(HiddenState):
 
     @property
     def wants_more(self) -> bool:
-        """Whether another head is asked."""
-        return not self._at_once and len(self._token_ids) < self._num_places and super().wants_more
+        """False: all heads were asked."""
+        return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,19 +27,18 @@ class Head:
 
     kind: DrafterKind
     main: Path | None
-    num_places: int = 1
 
     @classmethod
     def of(cls, entry: DrafterEntry, main: Path) -> Head:
         """The head that a bundle describes. main: the main model's file."""
-        return cls(entry.traits, main if main.suffix == ".xml" else None, entry.num_places or 1)
+        return cls(entry.traits, main if main.suffix == ".xml" else None)
 
 
-def graphs_of(head: Head) -> list[Callable[[HeadWeights], ov.Model]]:
-    """What makes a head's graphs of its weights: one, or one for each place."""
+def graph_of(head: Head) -> Callable[[HeadWeights], ov.Model]:
+    """What makes a head's graph of its weights."""
     module, name = head.kind.graph.split(".")
-    make = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    return [make] if head.kind.at_once else [functools.partial(make, place=i) for i in range(head.num_places)]
+    make: Callable[[HeadWeights], ov.Model] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    return make
 
 
 def load_head(path: Path, head: Head, options: dict[str, Any]) -> OpenVINOPaged:
@@ -50,23 +48,22 @@ def load_head(path: Path, head: Head, options: dict[str, Any]) -> OpenVINOPaged:
     from outrider.models.backends.openvino_paged import OpenVINOPaged
     from outrider.models.backends.paged_graph import gather_rows
 
-    def build(core: ov.Core, path: Path, make: Callable[[HeadWeights], ov.Model]) -> ov.Model:
-        model = make(HeadWeights.read(core, path, head.main))
+    def build(core: ov.Core, path: Path) -> ov.Model:
+        model = graph_of(head)(HeadWeights.read(core, path, head.main))
         if head.kind.has_cache:
             gather_rows(model)
         return model
 
-    first, *others = [functools.partial(build, make=make) for make in graphs_of(head)]
     if head.kind.design == "places":
-        return OpenVINOPlaces(path, **options, build=first, others=others)
+        return OpenVINOPlaces(path, **options, build=build)
     if head.kind.design == "block":
         has_states = f"{BLOCK_STATES}.weight" in HeadWeights.read(new_core(), path, None)
-        return OpenVINOBlock(path, **options, build=first, features=(BLOCK_STATES,) if has_states else ())
-    return OpenVINOPaged(path, **options, build=first, features=(NEXT_HIDDEN,))
+        return OpenVINOBlock(path, **options, build=build, features=(BLOCK_STATES,) if has_states else ())
+    return OpenVINOPaged(path, **options, build=build, features=(NEXT_HIDDEN,))
 
 
 def check_head(path: Path, head: Head) -> None:
-    """Make a head's graphs, without compiling them.
+    """Make a head's graph, without compiling it.
 
     Raises:
         BundleError: when weights are missing.
@@ -74,5 +71,4 @@ def check_head(path: Path, head: Head) -> None:
     """
     from outrider.models.backends.heads.weights import HeadWeights
 
-    for make in graphs_of(head):
-        make(HeadWeights.read(new_core(), path, head.main))
+    graph_of(head)(HeadWeights.read(new_core(), path, head.main))
