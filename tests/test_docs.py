@@ -5,22 +5,25 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import click
 import openvino_genai
 import pytest
 
 import outrider
-from outrider import errors
+from layouts import LAYOUTS
+from outrider import cli, errors
 from outrider.bundle import Bundle
-from outrider.cli import run
 from outrider.config import Config
 from outrider.config.files import find_presets
 from outrider.drafters.controller.pricing import best_length
 from outrider.testing import ToyTokenizer
+from outrider_export.describe.architectures import ARCHITECTURES
+from outrider_export.direct.archs import ARCHS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -56,12 +59,83 @@ def test_the_options_page_has_all_there_are(generated: dict[Path, str]) -> None:
     assert all(f"- `{name}`: " in text for name in find_presets())
 
 
-def test_the_help_is_the_command_line_own(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    assert run(["--help"]) == 0
-    shown = re.search(r"```text\n(.*?)```", text_of("commands.md"), re.DOTALL)
-    assert shown
-    assert shown[1] == capsys.readouterr().out
+CONTEXT = click.Context(cli.root)
+COMMANDS = {name: found for name in cli.root.list_commands(CONTEXT) if (found := cli.root.get_command(CONTEXT, name))}
+# Folders whose files architecture.md names by the end of their path.
+TREES = ("runtime/outrider", "export/outrider_export", "bench/outrider_bench", "tests", "docs")
+# What pages count, by the word after the number, and how many there are.
+COUNTS = {
+    r"architectures": len(ARCHITECTURES),
+    r"entries of architectures": len(ARCHS),
+    r"published models \(`tests/helpers/layouts": len(LAYOUTS),
+    r"commands": len(COMMANDS),
+}
+OTHERS_OPTIONS = {"--onefile", "--once", "--opt_out", "--target", "--build-arg"}  # of programs that are not ours
+
+
+def options_of_command(command: click.Command) -> set[str]:
+    """The options of a command and of those below it."""
+    below = command.commands.values() if isinstance(command, click.Group) else ()
+    own = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+    return own.union({"-h", "--help"}, *map(options_of_command, below))
+
+
+def untrue_paths(text: str) -> Iterator[str]:
+    """Files and folders in backticks, or at the beginning of a line of the tree, that are not there."""
+    files = [path.as_posix() for tree in TREES for path in (ROOT / tree).rglob("*") if "__pycache__" not in path.parts]
+    tree_block = re.search(r"^```\n(.*?)```", text, re.MULTILINE | re.DOTALL)
+    words = re.findall(r"`([\w/.-]+(?:\.py|/))`", text)
+    for line in tree_block[1].splitlines() if tree_block else ():
+        words += re.findall(r"(\S+(?:/|\.py))(?= |$)", line.split("    ")[0])
+    for word in words:
+        name = word.rstrip("/")
+        if not (ROOT / name).exists() and not any(path.endswith("/" + name) for path in files):
+            yield word
+    for tree in TREES[:3]:
+        for folder in (ROOT / tree).glob("*/"):
+            if folder.name != "__pycache__" and f"{folder.name}/" not in text:
+                yield f"{tree}/{folder.name} is not named"
+
+
+def untrue_counts(text: str) -> Iterator[str]:
+    """Numbers of things that are not how many there are."""
+    for what, number in COUNTS.items():
+        for found in re.finditer(rf"\b(\d+) {what}", text):
+            if int(found[1]) != number:
+                yield f"{found[0]}: there are {number}"
+
+
+def untrue_commands(text: str) -> Iterator[str]:
+    """Commands of ours that do not exist, and options that the command, or any command, does not have."""
+    known = set().union(*map(options_of_command, COMMANDS.values()), ("--version",))
+    blocks = re.findall(r"^```bash\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
+    lines = [line.strip() for block in blocks for line in re.sub(r"\\\n", " ", block).splitlines()]
+    spans = [
+        " ".join(span.split())
+        for span in re.findall(r"`([^`]+)`", re.sub(r"^ *```.*?^ *```", "", text, flags=re.M | re.S))
+    ]
+    for line in [*lines, *spans]:
+        said = re.match(r"(?:[A-Z_]+=\S* )*outrider ([a-z][a-z-]+)(.*)", line.split(" # ")[0].split(" | ")[0])
+        if said and said[1] not in COMMANDS:
+            yield line
+        options = re.findall(r"(?<![\w-])--[a-z][\w-]+", said[2] if said else line if line.startswith("--") else "")
+        has = options_of_command(COMMANDS[said[1]]) if said and said[1] in COMMANDS else known
+        yield from (f"{option} of {line}" for option in options if option not in has | OTHERS_OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("untrue", "pages", "example"),
+    [
+        (untrue_paths, [DOCS / "architecture.md"], "`decoding/simulation.py`"),
+        (untrue_counts, PAGES, "3 architectures"),
+        (untrue_commands, PAGES, "`outrider simulate`"),
+        (untrue_commands, PAGES, "`outrider chat my-pair --colour`"),
+        (untrue_commands, PAGES, "`--colour`"),
+    ],
+)
+def test_names_and_counts_are_true(untrue: Callable[[str], Iterator[str]], pages: list[Path], example: str) -> None:
+    assert next(iter(untrue(example))).startswith((example.strip("`"), "--colour of"))
+    assert {path.name: found for path in pages if (found := list(untrue(path.read_text(encoding="utf-8"))))} == {}
 
 
 def imports_of_apps() -> Iterator[tuple[str, str, str]]:
