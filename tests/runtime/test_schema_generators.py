@@ -52,6 +52,18 @@ def test_schemas_are_followed_as_far_as_they_say(tokenizer: LLTokenizer, name: s
         with pytest.raises(ValueError, match="cannot be followed, and the schema is strict") as raised:
             widened(case["schema"], strict=True)
         assert str(raised.value).startswith(left_out[0])
+    else:
+        assert widened(case["schema"], strict=True) == (made, [])
+
+
+@pytest.mark.parametrize("value", [5, "x", {}, ["x", 1], [[]]])
+def test_values_of_a_wrong_type_stay(value: Any) -> None:
+    """llguidance says what is wrong with them."""
+    odd = {"properties": {"a": {"format": value}}, "required": value, "pattern": value, "nullable": value}
+    several = {"oneOf": [{"type": "object", "required": value, "properties": {"k": {"const": i}}} for i in (1, 2)]}
+    assert widened(odd)[0]["required"] == value
+    made = widened(several)[0]
+    assert made.get("anyOf", made.get("oneOf"))[0]["required"] == value
 
 
 def test_all_generators_are_there() -> None:
