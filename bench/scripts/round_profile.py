@@ -36,7 +36,7 @@ PARTS = {
     "models.backends.paged_tensors": ["BoundInputs.set"],
     "models.backends.paged_step": ["Outputs.step"],
     "models.backends.infer_calls": ["InferCalls.start", "InferCalls.wait"],
-    "models.tuning.retiming": ["Retiming.spent"],
+    "decoding.retiming": ["Retiming.spent"],
     "tokens.sampling.sampler": ["LogitsSampler.best"],
 }
 

@@ -11,17 +11,17 @@ from typing import Any, cast
 import pytest
 
 from outrider.bundle import Bundle
+from outrider.decoding import retiming
 from outrider.decoding.answer import Answer
 from outrider.decoding.loop import step
+from outrider.decoding.retiming import Retiming
 from outrider.decoding.row_budget import RowBudget
 from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.slots import release
 from outrider.drafters import DraftModel
 from outrider.drafters.controller import Controller, Share
-from outrider.models.tuning import retiming
 from outrider.models.tuning.learned_cost import LearnedCost
 from outrider.models.tuning.measure import PassCost, measure_pass
-from outrider.models.tuning.retiming import Retiming
 from outrider.system.saved import SavedValue
 from outrider.testing import FakeBackend
 from outrider.tokens.verifiers import Greedy
@@ -174,14 +174,12 @@ class Healing(World):
         return [self.seconds - began]
 
 
-def retiming_of(
-    main: FakeBackend, cost: PassCost, draft: FakeBackend, draft_cost: PassCost, **options: Any
-) -> Retiming:
+def retiming_of(main: FakeBackend, cost: PassCost, draft: FakeBackend, draft_cost: PassCost) -> Retiming:
     models = {
         "main": SimpleNamespace(backend=main, cost=cost, spec=SimpleNamespace(role="main", is_main=True)),
         "draft": SimpleNamespace(backend=draft, cost=draft_cost, spec=SimpleNamespace(role="draft", is_main=False)),
     }
-    return Retiming(cast("Any", models), **options)
+    return Retiming(cast("Any", models))
 
 
 CLEAN = cost_of(MAIN_MS, change=CHANGE), cost_of(DRAFT_MS)
@@ -236,31 +234,32 @@ class Clock(ClockedBackend):
         return step
 
 
+MAIN: Any = None  # that jobs do not need here
+
+
 def idle(timed: Retiming, most: int = 400) -> None:
     for _ in range(most):
         if timed.rest is None:
             return
-        timed.go_on()
+        timed.go_on(MAIN, lambda: False)
     pytest.fail("it goes on without end")
 
 
 def test_what_is_doubtful_is_timed_again_while_nothing_else_runs(tmp_path: Path) -> None:
-    now, actual = [0.0], cost_of(MAIN_MS, change=CHANGE)
+    actual = cost_of(MAIN_MS, change=CHANGE)
     wrong = dataclasses.replace(times(actual, lambda rows: 3.0 if rows > 3 else 1.0), doubt=(SURE,) * 2 + (0.7,) * 6)
     main, draft = Clock(actual), Clock(cost_of(DRAFT_MS))
     cost, sound = LearnedCost.of(wrong), LearnedCost.of(sure(cost_of(DRAFT_MS)))
     cost.file = SavedValue(tmp_path, {"of": "main"}, PassCost)
     cost.stored = wrong
-    timed = retiming_of(main, cost, draft, sound, clock=lambda: now[0])
+    timed = retiming_of(main, cost, draft, sound)
     assert timed.rest is None  # before the first answer
     timed.answered()
     assert timed.rest == retiming._REST
     timed.pause()
     assert timed.rest is None
     timed.answered()
-    now[0] += retiming._REST
-    assert timed.rest == 0
-    timed.go_on()
+    timed.go_on(MAIN, lambda: False)
     assert main.num_calls == 1  # whoever comes waits for one call
     timed.pause()
     assert all(slot.closed for slot in main.opened)
@@ -283,7 +282,7 @@ def test_a_busy_machine_stays_in_doubt(tmp_path: Path, monkeypatch: pytest.Monke
     cost.stored = dataclasses.replace(actual, doubt=(0.7,) * 6)
     cost.file.write(cost.stored)
     backend = Clock(actual, slower=(1.0, 3.0, 1.4, 2.2, 5.0, 1.9, 2.7))
-    timed = retiming_of(Clock(actual), LearnedCost.of(sure(actual)), backend, cost, clock=lambda: 0.0)
+    timed = retiming_of(Clock(actual), LearnedCost.of(sure(actual)), backend, cost)
     timed.answered()
     idle(timed)
     assert cost.doubtful_rows
@@ -333,7 +332,7 @@ def test_an_idle_engine_times_calls_again(openvino_bundle: Bundle, monkeypatch: 
     monkeypatch.setattr(LearnedCost, "doubtful_rows", [2])
     monkeypatch.setattr(retiming, "_REST", 0.0)
     done, taken = threading.Event(), list[str]()
-    monkeypatch.setattr(Retiming, "save", lambda _: done.set())
+    monkeypatch.setattr(Retiming, "finish", lambda _: done.set())
     monkeypatch.setattr(LearnedCost, "measured_again", lambda *_: taken.append(threading.current_thread().name))
     with load_toy(openvino_bundle) as engine:
         assert not done.is_set()

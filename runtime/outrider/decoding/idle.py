@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
+from outrider.models.kv import PrefixStore
 from outrider.types import Backend
 
 log = logging.getLogger("outrider")
@@ -21,24 +21,70 @@ def harmless(fault: str) -> Iterator[None]:
         log.warning("%s: %r", fault, error)
 
 
-class IdleJob(Protocol):
-    """A job for the time without requests. Its methods never raise.
+class IdleJob:
+    """A job for the time without requests. Its methods never raise, and run in the thread that makes the models' calls.
 
-    while job.is_due:
+    while job.rest == 0.0:
         job.go_on(main, is_cancelled)
     job.pause()    # a request has come
     """
 
+    patience: float = 0.1  # seconds without a request, before it begins
+    measures: bool = False  # whether it times or tries something: it leaves the models to whoever else measures
+
     @property
     def is_due(self) -> bool:
         """Whether there is something to do."""
+        return False
 
     @property
     def has_begun(self) -> bool:
-        """Whether it is partly done, in a slot that is still open."""
+        """Whether it is partly done, perhaps in a slot that is still open."""
+        return False
+
+    @property
+    def rest(self) -> float | None:
+        """Seconds without a request, before its next part; None: there is nothing to do."""
+        return None if not self.is_due else 0.0 if self.has_begun else self.patience
 
     def go_on(self, main: Backend, is_cancelled: Callable[[], bool]) -> None:
         """Do the next part, about as long as a call. is_cancelled: whether somebody waits for the end of it."""
 
     def pause(self) -> None:
         """Close what is open. The rest is done later, or never."""
+
+    def answered(self) -> None:
+        """Take notice that the last answer has ended."""
+
+    def spent(self, seconds: float) -> None:
+        """Take notice of a round of answers, which took so long."""
+
+    def finish(self) -> None:
+        """End: the engine is closed."""
+
+
+class CopyingPrefixes(IdleJob):
+    """Copies prefix caches for their files, a chunk at a time: also after each round of answers."""
+
+    patience = 0.0
+
+    def __init__(self, store: PrefixStore) -> None:
+        self._store = store
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something to copy."""
+        return self._store.is_due
+
+    def go_on(self, main: Backend, is_cancelled: Callable[[], bool]) -> None:  # noqa: ARG002
+        """Copy a chunk."""
+        self._store.copy_on()
+
+    def spent(self, seconds: float) -> None:  # noqa: ARG002
+        """Copy a chunk between two rounds."""
+        if self._store.is_due:
+            self._store.copy_on()
+
+    def finish(self) -> None:
+        """Save what is left."""
+        self._store.finish()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 
-from outrider.decoding.idle import harmless
+from outrider.decoding.idle import IdleJob, harmless
 from outrider.system.memory import full_regions, use_large_pages
 from outrider.types import Backend
 
@@ -19,8 +19,8 @@ _LEAST_REGION = 2 << 20  # bytes
 _PIECE = 16 << 20  # bytes: a request that comes meanwhile waits for one, which takes 5 to 40 ms
 
 
-class LargePages:
-    """Memory of this process that is yet to be moved: an `IdleJob`. num_bytes: of the weights of its models.
+class LargePages(IdleJob):
+    """Memory of this process that is yet to be moved. num_bytes: of the weights of its models.
 
     Weights stay where they are, but a library packs some in the first call that needs them. So they are looked up when
     an engine is idle for the first time, and again after its first answers. Ends where the system has no large pages

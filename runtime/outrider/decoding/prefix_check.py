@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from outrider.decoding.idle import harmless
+from outrider.decoding.idle import IdleJob, harmless
 from outrider.models.kv import PrefixStore
 from outrider.types import Backend, Chunk, Logits, Prompt, Slot, TokenSequence
 
@@ -23,8 +23,8 @@ MOST_TOKENS = 256  # of a prefix that is checked: some hundredths of a percent o
 _PIECE_TOKENS = 32  # of a call: a request that comes meanwhile waits for one
 
 
-class PrefixCheck:
-    """The prefix that is to be checked, on one main model: an `IdleJob`.
+class PrefixCheck(IdleJob):
+    """The prefix that is to be checked, on one main model.
 
         check.note(sequence, num_cached_tokens=96)    # of each request that is admitted
 

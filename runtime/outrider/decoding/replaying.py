@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 
-from outrider.decoding.idle import harmless
+from outrider.decoding.idle import IdleJob, harmless
 from outrider.types import Backend, DraftPolicy
 
 
-class Replaying:
-    """Has the policy of the answer that ended last draft that again (`DraftPolicy.replay`): an `IdleJob`."""
+class Replaying(IdleJob):
+    """Has the policy of the answer that ended last draft that again (`DraftPolicy.replay`)."""
+
+    measures = True
 
     def __init__(self) -> None:
         self._policy: DraftPolicy | None = None

@@ -6,12 +6,12 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from queue import SimpleQueue
 
 from outrider.decoding.answer import Answer
-from outrider.decoding.large_pages import LargePages
+from outrider.decoding.idle import CopyingPrefixes, IdleJob
 from outrider.decoding.observer import Observer, guarded
 from outrider.decoding.prefix_check import PrefixCheck
 from outrider.decoding.results import TextChunk
@@ -20,7 +20,6 @@ from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.worker import Inbox, News, Settle, Stop, Worker
 from outrider.errors import EngineClosed, RequestError
 from outrider.models.kv import PrefixStore
-from outrider.models.tuning.retiming import Retiming
 from outrider.system.forks import check_process
 from outrider.types import Backend
 
@@ -32,8 +31,7 @@ class RequestQueue:
 
     So Ctrl-C, which Python delivers to the main thread, never interrupts a round. Readers and worker share only
     `SimpleQueue`s, whose operations cannot be interrupted half-way, as those of locks can. prefixes: copies a part of
-    the prefix caches after each round, and while no request runs. retiming: corrects the models' costs. large_pages:
-    moves their weights.
+    the prefix caches after each round, and while no request runs. jobs: what else is done then, the most urgent first.
     """
 
     def __init__(
@@ -41,15 +39,13 @@ class RequestQueue:
         main: Backend,
         rows: RowBudget,
         prefixes: PrefixStore | None = None,
-        retiming: Retiming | None = None,
-        large_pages: LargePages | None = None,
+        jobs: Sequence[IdleJob] = (),
     ) -> None:
         self._pid = os.getpid()
         self._inbox: Inbox = SimpleQueue()
-        self._scheduler = Scheduler(
-            main, rows, prefix_check=PrefixCheck(prefixes), large_pages=large_pages or LargePages()
-        )
-        self._worker = Worker(self._scheduler, self._inbox, prefixes, retiming)
+        self._scheduler = Scheduler(main, rows, prefix_check=PrefixCheck(prefixes))
+        copying = [] if prefixes is None else [CopyingPrefixes(prefixes)]
+        self._worker = Worker(self._scheduler, self._inbox, [*copying, *self._scheduler.idle_jobs, *jobs])
         if prefixes is not None:
             prefixes.wake = partial(self._inbox.put, None)
         self._thread = threading.Thread(target=self._worker.work, name="outrider", daemon=True)

@@ -11,15 +11,15 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 
-from outrider.decoding.idle import harmless
+from outrider.decoding.idle import IdleJob, harmless
 from outrider.types import Backend, Chunk, Prompt, Slot, TokenSequence, undivided
 
 _PIECE_TOKENS = 32  # tokens per call: a request that comes meanwhile waits for one call
 _MAX_TEXTS = 8  # texts that wait
 
 
-class Rereading:
-    """The texts that are to be read again, on one main model: an `IdleJob`."""
+class Rereading(IdleJob):
+    """The texts that are to be read again, on one main model."""
 
     def __init__(self) -> None:
         self._texts: deque[Prompt] = deque(maxlen=_MAX_TEXTS)

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 
 from outrider.decoding.answer import Answer, isolated
 from outrider.decoding.idle import IdleJob
-from outrider.decoding.large_pages import LargePages
 from outrider.decoding.observer import Observer
 from outrider.decoding.prefix_check import PrefixCheck
 from outrider.decoding.reading import Reading, draft_of
@@ -76,7 +75,6 @@ class Scheduler:
     rereading: Rereading = field(default_factory=Rereading)
     prefix_check: PrefixCheck = field(default_factory=PrefixCheck)
     replaying: Replaying = field(default_factory=Replaying)
-    large_pages: LargePages = field(default_factory=LargePages)
     _refused: Answer | None = None  # there was no room for it, and none was freed since
     _round_began: float = 0.0
 
@@ -88,7 +86,7 @@ class Scheduler:
     @property
     def idle_jobs(self) -> Sequence[IdleJob]:
         """What is done while nothing runs, the most urgent first."""
-        return self.rereading, self.prefix_check, self.large_pages, self.replaying
+        return self.rereading, self.prefix_check, self.replaying
 
     def forget(self, observer: object) -> None:
         """Tell an observer that has failed no more."""

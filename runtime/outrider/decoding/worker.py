@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
@@ -14,11 +15,7 @@ from outrider.decoding.loop import step
 from outrider.decoding.results import TextChunk
 from outrider.decoding.scheduler import Scheduler
 from outrider.errors import EngineClosed
-from outrider.models.kv import PrefixStore
-from outrider.models.tuning.retiming import Retiming
 from outrider.types import Backend
-
-_IDLE_SECONDS = 0.1  # seconds without a request, before ended answers are read again
 
 
 class Stop:
@@ -35,15 +32,17 @@ Inbox: TypeAlias = "SimpleQueue[Answer | Stop | Settle | None]"
 
 
 class Worker:
-    """Steps the loop for all answers that were sent to it and are not done."""
+    """Steps the loop for all answers that were sent to it and are not done.
 
-    def __init__(
-        self, scheduler: Scheduler, inbox: Inbox, prefixes: PrefixStore | None, retiming: Retiming | None = None
-    ) -> None:
+    jobs: what it does while it has none, the most urgent first.
+    """
+
+    def __init__(self, scheduler: Scheduler, inbox: Inbox, jobs: Sequence[IdleJob] = ()) -> None:
         self.scheduler = scheduler
         self._inbox = inbox
-        self._prefixes = prefixes
-        self._retiming = Retiming({}) if retiming is None else retiming
+        self._jobs = jobs
+        self._idle_since = time.monotonic()
+        self._is_measured = False  # by somebody else, until the next request
 
     def work(self) -> None:
         """Run until the end comes: what the thread does."""
@@ -55,16 +54,14 @@ class Worker:
                 if scheduler.main and scheduler.running:
                     self._round(scheduler.main)
                     self._settle()
-                    if self._prefixes is not None and self._prefixes.is_due:
-                        self._prefixes.copy_on()
             except BaseException as error:  # such as an app's drafter's: every reader must get an error
                 self.give_up(error)
         self.give_up(EngineClosed())
-        scheduler.replaying.pause()
-        self._retiming.pause()
-        self._retiming.save()
-        if self._prefixes is not None:
-            self._prefixes.finish()
+        for job in self._jobs:
+            if job.measures:
+                job.pause()
+        for job in self._jobs:
+            job.finish()
 
     def give_up(self, error: BaseException) -> None:
         """End all answers with an error."""
@@ -85,31 +82,31 @@ class Worker:
         was_running = bool(self.scheduler.running)
         self.scheduler.settle()
         if was_running and not self.scheduler.running:
-            self._retiming.answered()
+            self._idle_since = time.monotonic()
+            for job in self._jobs:
+                job.answered()
 
     def _receive(self) -> bool:
         """Take messages from the inbox, and settle. Waits if there is nothing else to do. False at the end."""
         scheduler, has_news = self.scheduler, False
         while scheduler.is_far_ahead or not self._inbox.empty():
+            wait, job = self._next
             try:
-                sent = self._inbox.get(timeout=self._rest)
+                sent = self._inbox.get(timeout=wait)
             except Empty:
-                self._use_rest()
+                self._use_rest(job)
                 continue
             has_news = True
             if isinstance(sent, Stop):
                 return False
             if isinstance(sent, Settle):
-                scheduler.replaying.pause()  # until the next request: somebody measures
-                self._retiming.pause()
-                while self._rest is not None:
-                    self._use_rest()
+                self._finish_jobs()
                 sent.set()
             elif sent is not None:
+                self._is_measured = False
                 scheduler.waiting.append(sent)
-                for job in scheduler.idle_jobs:  # it may begin with what was read
-                    job.pause()
-                self._retiming.pause()
+                for each in self._jobs:  # it may begin with what was read
+                    each.pause()
                 continue
             if any(answer.delivery.abandoned for answer in scheduler.running):
                 break
@@ -117,32 +114,33 @@ class Worker:
             self._settle()
         return True
 
+    def _finish_jobs(self) -> None:
+        """Do all that is due, but for what measures: somebody else does so until the next request."""
+        self._is_measured = True
+        for job in self._jobs:
+            if job.measures:
+                job.pause()
+        while (job := self._next[1]) is not None:
+            self._use_rest(job)
+
     @property
-    def _rest(self) -> float | None:
-        """Seconds to wait for messages before there is something else to do; None if there is nothing."""
+    def _next(self) -> tuple[float | None, IdleJob | None]:
+        """The job that is due next, and the seconds until then, in which a message may come; None if there is none."""
         scheduler = self.scheduler
         if scheduler.main is None or scheduler.running or scheduler.waiting:
-            return None
-        if self._prefixes is not None and self._prefixes.is_due:
-            return 0.0
-        if (job := self._job) is None:
-            return self._retiming.rest
-        return 0.0 if job.has_begun else _IDLE_SECONDS
+            return None, None
+        idle = time.monotonic() - self._idle_since
+        first: tuple[float | None, IdleJob | None] = None, None
+        for job in self._jobs:
+            rest = None if job.measures and self._is_measured else job.rest
+            if rest is not None and (first[0] is None or max(rest - idle, 0.0) < first[0]):
+                first = max(rest - idle, 0.0), job
+        return first
 
-    @property
-    def _job(self) -> IdleJob | None:
-        """What is to be done next while nothing runs."""
-        return next((job for job in self.scheduler.idle_jobs if job.is_due), None)
-
-    def _use_rest(self) -> None:
-        """Copy a part of a prefix cache for its file, do a part of a job, or time calls again."""
-        main = self.scheduler.main
-        if self._prefixes is not None and self._prefixes.is_due:
-            self._prefixes.copy_on()
-        elif main is not None and (job := self._job) is not None:
-            job.go_on(main, lambda: not self._inbox.empty())
-        elif self._retiming.rest == 0:
-            self._retiming.go_on()
+    def _use_rest(self, job: IdleJob | None) -> None:
+        """Do a part of a job."""
+        if job is not None and self.scheduler.main is not None:
+            job.go_on(self.scheduler.main, lambda: not self._inbox.empty())
 
     def _round(self, main: Backend) -> None:
         """One step of the loop. Its time counts for all answers that were decoding."""
@@ -163,5 +161,5 @@ class Worker:
             answer.stats.draft_seconds += drafting
             answer.stats.ahead_seconds += ahead_seconds
             answer.stats.host_seconds += host
-        if decoding:
-            self._retiming.spent(took)
+        for job in self._jobs if decoding else ():
+            job.spent(took)

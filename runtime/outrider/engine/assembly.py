@@ -14,6 +14,7 @@ from outrider.config.files import user_path
 from outrider.decoding.admission import Admission
 from outrider.decoding.large_pages import LargePages
 from outrider.decoding.request_queue import RequestQueue
+from outrider.decoding.retiming import Retiming
 from outrider.decoding.row_budget import RowBudget
 from outrider.drafters import AnswerStore
 from outrider.drafters.bundled import make_drafter
@@ -31,7 +32,6 @@ from outrider.models.tuning.loading import LoadedModel, load_models
 from outrider.models.tuning.measure import pays
 from outrider.models.tuning.model_spec import specs_of
 from outrider.models.tuning.placement import Placement
-from outrider.models.tuning.retiming import Retiming
 from outrider.system.core import prepare_arrays
 from outrider.system.files import shown, why
 from outrider.tokens.grammar import Grammars
@@ -156,7 +156,7 @@ def assemble(
     if scheduler.keep_records:
         draft_trial_answers(preparation, rows)
     pages = LargePages(sum(model.spec.size for model in loaded.values()))
-    queue = RequestQueue(backend, rows, prefixes, Retiming(loaded), pages)
+    queue = RequestQueue(backend, rows, prefixes, [pages, Retiming(loaded)])
     return EngineParts(config, public, placement, preparation, queue)
 
 

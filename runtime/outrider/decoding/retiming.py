@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from typing import TYPE_CHECKING
 
+from outrider.decoding.idle import IdleJob
 from outrider.models.tuning.learned_cost import LearnedCost
 from outrider.models.tuning.measure import LONGEST
 from outrider.models.tuning.measure.slots import open_slot, random_tokens
-from outrider.types import Chunk, Prompt
+from outrider.types import Backend, Chunk, Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -26,25 +26,21 @@ _SHARE_OF_ROWS, _SHARE_OF_CALLS = 0.005, 0.01
 _LOOK_SECONDS = 0.1  # of answers, between two looks for doubtful calls
 
 
-class Retiming:
+class Retiming(IdleJob):
     """The calls of an engine's models that are to be timed again.
-
-        retiming.answered()                  # a request has ended
-        while retiming.rest == 0:
-            retiming.go_on()                 # one call
-        retiming.pause()                     # a request has come
-        retiming.spent(0.045)                # after each round of answers
 
     Only what is doubtful is timed: see `LearnedCost`. Nothing is, before the first answer has ended.
 
-    loaded: the models by role; read as a list, because closing an engine empties it. clock: in seconds.
+    loaded: the models by role; read as a list, because closing an engine empties it.
     """
 
-    def __init__(self, loaded: Mapping[str, LoadedModel], clock: Callable[[], float] = time.monotonic) -> None:
-        self._loaded, self._clock = loaded, clock
+    measures = True
+
+    def __init__(self, loaded: Mapping[str, LoadedModel]) -> None:
+        self._loaded = loaded
         self._job: Iterator[None] | None = None
-        self._due_at: float | None = None
-        self._rest = _REST
+        self._is_due = False
+        self.patience = _REST
         self._budgets: dict[str, float] = {}  # by role, seconds for calls beside answers
         self._spent = 0.0  # seconds of answers since the last look
         self._is_sure = not any(cost.is_unsure for _, cost in self._learning)
@@ -61,22 +57,24 @@ class Retiming:
         ]
 
     @property
-    def rest(self) -> float | None:
-        """Seconds to wait before `go_on`, if no request comes; None: there is nothing to do."""
-        return None if self._due_at is None else max(self._due_at - self._clock(), 0.0)
+    def is_due(self) -> bool:
+        """Whether an answer has ended since something was timed, and something is doubtful."""
+        return self._is_due
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether calls are being timed."""
+        return self._job is not None
 
     def answered(self) -> None:
         """A request has ended."""
-        if any(cost.doubtful_rows for _, cost in self._learning):
-            self._due_at = self._clock() + self._rest
+        self._is_due = any(cost.doubtful_rows for _, cost in self._learning)
 
     def pause(self) -> None:
         """A request has come, or somebody measures: end what has begun."""
-        if self._job is not None:
-            self._job = None  # closes its slot
-        self._due_at = None
+        self._job, self._is_due = None, False  # closes its slot
 
-    def go_on(self) -> None:
+    def go_on(self, main: Backend, is_cancelled: Callable[[], bool]) -> None:  # noqa: ARG002
         """Make one call. At the end the numbers are used, and saved."""
         if self._job is None:
             self._job = self._measure()
@@ -84,11 +82,11 @@ class Retiming:
             next(self._job)
             return
         except StopIteration:
-            self.save()
+            self.finish()
         except Exception as error:  # requests are not affected
             log.warning("Calls could not be timed again: %r", error)
-        self._job = self._due_at = None
-        self._rest = min(8 * self._rest, _MOST_REST)
+        self.pause()
+        self.patience = min(8 * self.patience, _MOST_REST)
 
     def _measure(self) -> Iterator[None]:
         for model, cost in self._learning:
@@ -113,7 +111,7 @@ class Retiming:
             log.warning("A call could not be timed beside answers: %r", error)
             self._is_sure = True
 
-    def save(self) -> None:
+    def finish(self) -> None:
         """Save what the costs have learned."""
         for _, cost in self._learning:
             cost.save()
