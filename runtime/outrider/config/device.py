@@ -146,6 +146,13 @@ class DeviceConfig(Section):
         flag="--draft-property",
         metavar="NAME=VALUE",
     )
+    measure: str = option(
+        "auto",
+        one_of(("auto", "first", "idle")),
+        "when models are measured: before the `first` answer, or while the engine is `idle`, by a table until then",
+        means="idle on a CPU, for models of 16 MB and more",
+        metavar="WHEN",
+    )
     compiled_cache: str = option(
         "auto",
         text("a folder's name, 'auto' or 'off'"),

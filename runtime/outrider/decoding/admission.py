@@ -27,17 +27,21 @@ class Admission:
         self._context_length = manifest.main.geometry.context_length
         self._vocab_size = manifest.main.vocab_size
         self._cache_size = cache_size
+        self._max_tokens = 0  # of each cache
         self.backends: dict[str, CompiledModel] = {}  # by role, "main" among them
 
-    def allocate(self, backends: dict[str, CompiledModel]) -> None:
+    def allocate(self, backends: dict[str, CompiledModel], later: float = 0.0) -> None:
         """Allocate the caches of these models. Each cache holds the same number of tokens.
+
+        later: bytes of a token in the caches of models that come later.
 
         Raises:
             OptionError: when `cache_size` is less than an engine needs.
             DeviceError: when a device has no room for it.
         """
         self.backends = backends
-        max_tokens = int(self._cache_size * 1e9 / self._bytes_per_token)
+        max_tokens = int(self._cache_size * 1e9 / (self._bytes_per_token + later))
+        self._max_tokens = max_tokens
         check_room(self.backends.values(), max_tokens)
         for backend in self.backends.values():
             backend.allocate(max_tokens)
@@ -47,6 +51,13 @@ class Admission:
             raise OptionError(
                 f"{self._cache_holds(max_tokens)}; an engine needs room for {least:,}. {self._raise_cache_size(least)}"
             )
+
+    def allocate_beside(self, backend: CompiledModel) -> None:
+        """Allocate the cache of a model that comes later, with as many tokens as the others'. Raises as `allocate`."""
+        check_room([backend], self._max_tokens)
+        backend.allocate(self._max_tokens)
+        if (lacking := self.max_tokens - backend.max_tokens) > 0:  # which its padding takes
+            backend.allocate(self._max_tokens + lacking)
 
     @property
     def max_tokens(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
@@ -26,9 +26,16 @@ class Settle(threading.Event):
     """Makes the worker do at once what it does while it is idle, unless it is not. Is set when that is done."""
 
 
+class Call:
+    """A function that the worker is to call between two rounds."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self.function = function
+
+
 News: TypeAlias = "TextChunk | BaseException"
-# Messages to the worker: an answer to run, None to wake up, or the end.
-Inbox: TypeAlias = "SimpleQueue[Answer | Stop | Settle | None]"
+# Messages to the worker: an answer to run, None to wake up, something to do, or the end.
+Inbox: TypeAlias = "SimpleQueue[Answer | Stop | Settle | Call | None]"
 
 
 class Worker:
@@ -72,7 +79,7 @@ class Worker:
                 sent.set()
             elif isinstance(sent, Stop):
                 stop = sent
-            elif sent is not None:
+            elif sent is not None and not isinstance(sent, Call):
                 self.scheduler.waiting.append(sent)
         if stop is not None:  # whoever closes the engine waits for its end
             self._inbox.put(stop)
@@ -102,6 +109,8 @@ class Worker:
             if isinstance(sent, Settle):
                 self._finish_jobs()
                 sent.set()
+            elif isinstance(sent, Call):
+                sent.function()
             elif sent is not None:
                 self._is_measured = False
                 scheduler.waiting.append(sent)
@@ -120,8 +129,8 @@ class Worker:
         for job in self._jobs:
             if job.measures:
                 job.pause()
-        while (job := self._next[1]) is not None:
-            self._use_rest(job)
+        while (due := self._next[1]) is not None:
+            self._use_rest(due)
 
     @property
     def _next(self) -> tuple[float | None, IdleJob | None]:

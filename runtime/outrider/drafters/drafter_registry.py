@@ -4,6 +4,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 
 from outrider.bundle.kinds import COPYING, RESERVED_NAMES
 from outrider.config import GenerationConfig
@@ -48,6 +49,8 @@ class DrafterRegistry:
         self._loaded, self._contention = loaded, contention
         self._loaded_with, self._store = loaded_with, store
         self.models = dict(models)
+        self.loading: Mapping[str, Future[None]] = {}  # draft models that are yet to come, by name
+        self.may_draft = True  # False: not before rows are measured to be exact, or no more, as they are not
         self._own: dict[str, Drafter] = {}  # the app's own
         self._suffix = suffix = Suffix()
         self._copiers: dict[str, Callable[[int], Drafter]] = {"ngram": Ngram, "suffix": lambda _: suffix}  # no cycle
@@ -61,7 +64,25 @@ class DrafterRegistry:
     @property
     def names(self) -> tuple[str, ...]:
         """The values of the option `drafter`, besides "auto" and None."""
-        return (*self.models, *self._own, *COPYING, *(name for name in plugins("drafters") if name not in self._own))
+        others = (name for name in plugins("drafters") if name not in self._own)
+        return (*self.models, *self.loading, *self._own, *COPYING, *others)
+
+    def wait(self) -> None:
+        """Wait for draft models that are being loaded. Not in the thread that answers."""
+        for each in [*self.loading.values()]:
+            each.result()
+
+    def join(self, name: str, model: Drafter) -> None:
+        """Let requests use a draft model that was loaded, also those that run. Between two rounds."""
+        self.models = {**self.models, name: model}  # other threads read it
+        self.leave_out(name)
+        for (by, _), controller in self._controllers.items():
+            if by == "auto":
+                controller.add(name, model)
+
+    def leave_out(self, name: str) -> None:
+        """Wait no more for a draft model."""
+        self.loading = {other: each for other, each in self.loading.items() if other != name}
 
     def add(self, name: str, drafter: Proposer) -> None:
         """Let requests choose an app's own drafter.
@@ -125,8 +146,19 @@ class DrafterRegistry:
         count = config.num_assistant_tokens
         if config.drafter is None or count == 0:
             return None, 0
-        drafter = self.find(config.drafter, config.max_ngram_size)
         threshold = config.assistant_confidence_threshold
+        if (
+            self.loading
+            and self.may_draft
+            and config.drafter == "auto"
+            and isinstance(count, str)
+            and threshold is None
+        ):
+            return self._controller("auto", config.max_ngram_size, self._suffix), LONGEST
+        self.wait()
+        drafter = self.find(config.drafter, config.max_ngram_size)
+        if not self.may_draft:
+            return None, 0
         if threshold is not None:
             if not drafter.takes_rules:
                 raise OptionError(

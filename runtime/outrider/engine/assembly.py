@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 
 from outrider.bundle import Bundle
 from outrider.bundle.folder import draft_models_of
 from outrider.bundle.kinds import COPYING
-from outrider.config import Config, SchedulerConfig
+from outrider.config import Config, DeviceConfig, SchedulerConfig
 from outrider.config.files import user_path
 from outrider.decoding.admission import Admission
+from outrider.decoding.idle import IdleJob
 from outrider.decoding.large_pages import LargePages
+from outrider.decoding.measuring import CheckExactness, MeasureCosts
 from outrider.decoding.request_queue import RequestQueue
 from outrider.decoding.retiming import Retiming
 from outrider.decoding.row_budget import RowBudget
 from outrider.drafters import AnswerStore
 from outrider.drafters.bundled import make_drafter
 from outrider.drafters.drafter_registry import DrafterRegistry, records_of
+from outrider.engine.joining import Joining
 from outrider.engine.opening import open_draft_bundle
 from outrider.engine.preparation import Preparation
 from outrider.engine.prompts import Prompts, check_adapter
-from outrider.engine.trial_answers import draft_trial_answers
+from outrider.engine.trial_answers import TrialAnswers
 from outrider.errors import OptionError
 from outrider.inputs.text import Tokenizer, check_tokenizer, pieces_of
 from outrider.inputs.text.tokenizer import guarded
@@ -30,12 +35,15 @@ from outrider.inputs.vision import Vision
 from outrider.models.kv import PREFIXES, PrefixStore, StoredModel
 from outrider.models.tuning.loading import LoadedModel, load_models
 from outrider.models.tuning.measure import pays
-from outrider.models.tuning.model_spec import specs_of
+from outrider.models.tuning.model_spec import ModelSpec, specs_of
 from outrider.models.tuning.placement import Placement
 from outrider.system.core import prepare_arrays
 from outrider.system.files import shown, why
+from outrider.system.progress import report
 from outrider.tokens.grammar import Grammars
 from outrider.types import CompiledModel, TextTokenizer
+
+_BYTES = 4  # of a number in f32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +112,7 @@ def assemble(
     count = config.generation.num_assistant_tokens
     if device.npu_window is None and not isinstance(count, str):
         device = dataclasses.replace(device, npu_window=count + 1)
+    later = _come_later(main, drafts, config, device, named=bool(named))
     prepare_arrays()
     admission = Admission(manifest, scheduler.cache_size)
     with ThreadPoolExecutor(1) as pool:  # OpenVINO prepares graphs meanwhile
@@ -112,9 +121,10 @@ def assemble(
         def allocate(backends: dict[str, CompiledModel]) -> None:
             """Calls are timed after this, and nothing else is to run meanwhile."""
             wait([made])
-            admission.allocate(backends)
+            admission.allocate(backends, sum(_BYTES * spec.model.geometry.numbers_per_token for spec in later))
 
-        loaded, placement = load_models(main, drafts, device, allocate, can_leave_out=not named)
+        roles = [spec.role for spec in later]
+        loaded, placement = load_models(main, drafts, device, allocate, can_leave_out=not named, later=roles)
     public, tokenizer = made.result()
     config = dataclasses.replace(config, device=placement.named_in(config.device))
 
@@ -153,11 +163,47 @@ def assemble(
     # A main model in fixed shapes runs one request at a time.
     cost = None if backend.capabilities.fixed else loaded["main"].cost
     rows = RowBudget(scheduler.max_num_batched_tokens, scheduler.max_round_seconds, cost)
-    if scheduler.keep_records:
-        draft_trial_answers(preparation, rows)
-    pages = LargePages(sum(model.spec.size for model in loaded.values()))
-    queue = RequestQueue(backend, rows, prefixes, [pages, Retiming(loaded)])
+    queue = RequestQueue(backend, rows, prefixes, _idle_jobs(preparation, rows, scheduler))
+    by_name = {entry.name: entry for entry in entries}
+    Joining(
+        preparation,
+        queue,
+        make=lambda model: make(by_name[model.spec.role], model),
+        stored=lambda model: _stored(bundle, model.spec.role, model, loaded["main"]),
+    ).start(later)
     return EngineParts(config, public, placement, preparation, queue)
+
+
+def _come_later(
+    main: ModelSpec, drafts: Sequence[ModelSpec], config: Config, device: DeviceConfig, *, named: bool
+) -> list[ModelSpec]:
+    """The draft models that are loaded while the engine answers: those on the CPU that read tokens alone."""
+    here, options = main.on("CPU", device), config.scheduler
+    if named or options.overlap is True or not here.answers_first or device.main_device != "CPU":
+        return []
+    if device.draft_device not in (None, "CPU"):
+        return []
+    own = [spec.on("CPU", device) for spec in drafts if spec.drafter and spec.drafter.kind == "draft_model"]
+    return [spec for spec in own if spec.answers_first]
+
+
+def _idle_jobs(preparation: Preparation, rows: RowBudget, scheduler: SchedulerConfig) -> list[IdleJob]:
+    """What is done while no request runs. What is to be measured first is measured now."""
+    loaded, registry, main = preparation.loaded, preparation.registry, preparation.loaded["main"]
+    jobs: list[IdleJob] = []
+    if main.choice.setting.exactness.is_expected:
+        if main.choice.waits:
+            registry.may_draft = False
+            report("Nothing is drafted until the engine was idle, and has measured that this changes no text.")
+        jobs.append(CheckExactness(main, partial(setattr, registry, "may_draft")))
+    jobs.append(MeasureCosts(loaded))
+    if scheduler.keep_records:
+        trial = TrialAnswers(preparation, rows)
+        if main.spec.answers_first:
+            jobs.append(trial)
+        else:
+            trial.go_on(main.backend, lambda: False)
+    return [*jobs, LargePages(sum(model.spec.size for model in loaded.values())), Retiming(loaded)]
 
 
 def _prefix_store(scheduler: SchedulerConfig, bundle: Bundle, loaded: dict[str, LoadedModel]) -> PrefixStore | None:
@@ -171,20 +217,18 @@ def _prefix_store(scheduler: SchedulerConfig, bundle: Bundle, loaded: dict[str, 
             f"cache on {main.backend.device} cannot be read. Leave it out."
         )
     folder = PREFIXES if scheduler.prefix_store == "auto" else user_path(scheduler.prefix_store)
-    models = {
-        role: StoredModel(
-            model.backend,
-            model.identity | {"main": main.identity},
-            {"bundle": bundle.folder.resolve().name, "model": role, "setting": model.setting},
-        )
-        for role, model in loaded.items()
-    }
+    models = {role: _stored(bundle, role, model, main) for role, model in loaded.items()}
     try:
         return PrefixStore(folder, models, int(scheduler.prefix_store_size * 1e9))
     except OSError as error:
         raise OptionError(
             f"prefix_store={shown(folder)!r} cannot be made: {why(error)}. Name a folder that can be written."
         ) from error
+
+
+def _stored(bundle: Bundle, role: str, model: LoadedModel, main: LoadedModel) -> StoredModel:
+    about = {"bundle": bundle.folder.resolve().name, "model": role, "setting": model.setting}
+    return StoredModel(model.backend, model.identity | {"main": main.identity}, about)
 
 
 def _tokenizers_of(

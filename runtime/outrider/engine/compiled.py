@@ -81,6 +81,7 @@ class CompiledBundle:
 
     def find_drafter(self, name: str, max_ngram_size: int = 3) -> Drafter:
         """The drafter of this name; raises as `DrafterRegistry.find`."""
+        self._registry.wait()
         return cast("Drafter", inner(self._registry.find(name, max_ngram_size)))
 
     def reads_references(self, config: GenerationConfig) -> bool:
@@ -106,6 +107,7 @@ class CompiledBundle:
     @property
     def draft_models(self) -> dict[str, DraftModel]:
         """The bundle's draft models that are loaded, by name; heads and modules among them."""
+        self._registry.wait()
         return cast("dict[str, DraftModel]", dict(self._registry.models))
 
     @property
@@ -165,11 +167,13 @@ class CompiledBundle:
     @property
     def choices(self) -> dict[str, Choice]:
         """Each model's setting, and the settings that it was chosen from."""
+        self._registry.wait()
         return {role: model.choice for role, model in list(self.loaded.items())}
 
     @property
     def costs(self) -> dict[str, PassCost]:
         """The costs of the models' calls, by role. They adapt to the machine's speed."""
+        self._registry.wait()
         return {role: model.cost for role, model in list(self.loaded.items())}
 
     @property

@@ -134,7 +134,13 @@ class FakeBackend:
     def use(self, exactness: Exactness) -> None:
         """Pad calls by this rule, and report this exactness."""
         self.exactness = exactness
-        self.capabilities = Capabilities(exactness.holds, exactness.rule, features=self.features, trees=True)
+        self.capabilities = Capabilities(
+            exactness.holds,
+            exactness.rule,
+            features=self.features,
+            trees=True,
+            expects_exact=exactness.is_expected,
+        )
 
     def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> FakeSlot:
         """A slot. There is always room, and nothing is evicted."""

@@ -191,6 +191,7 @@ class Exactness:
     groups: tuple[tuple[int, ...], ...] = ()
     rule: RowRule = field(default_factory=RowRule)
     differences: dict[str, float] = field(default_factory=dict)
+    is_expected: bool = False  # calls are made as if it held: it is known of such machines, and measured while idle
 
     @property
     def holds(self) -> bool:
@@ -211,6 +212,7 @@ class Capabilities:
     # in the last bits, or by the rounding of a quantised cache. True only if measured.
     bit_exact_batching: bool
     rows: RowRule = field(default_factory=RowRule)  # what calls are padded to
+    expects_exact: bool = False  # the same is expected, until it is measured
     steady: SteadyRows | None = None  # pads them further where that saves time; None: it does not
     one_call: bool = True  # sequences share the device's call; otherwise they run one after another
     fixed: FixedShape | None = None  # None: chunks and slots may have any size that fits
@@ -225,4 +227,4 @@ class Capabilities:
     @property
     def marks_answers(self) -> bool:
         """Whether the prefix cache tells tokens of answers from those of prompts: where their bits differ."""
-        return self.rows.separate and self.bit_exact_batching
+        return self.rows.separate and (self.bit_exact_batching or self.expects_exact)

@@ -94,6 +94,12 @@ class Controller(DraftPolicy):
         self._num_drafting = dict.fromkeys(self._models, 1)
         self._num_sharing = dict.fromkeys(self._models, 1)
 
+    def add(self, name: str, model: Drafter) -> None:
+        """Choose among one more model, also for answers that have begun. Between two rounds."""
+        self._models[name], self.drafters = model, (*self.drafters, model)
+        self.goes_ahead |= model.goes_ahead
+        self._num_drafting[name] = self._num_sharing[name] = 1
+
     def choose(self, requests: Sequence[DraftRequest]) -> list[PricedTurn]:
         """For each request the turn that is worth most: a copy, a draft of a model, or nothing."""
         batch = self._batch(requests)
@@ -368,15 +374,16 @@ class Controller(DraftPolicy):
     def _answer(self, request: DraftRequest, plain: float) -> AnswerRecord:
         """The state of an answer. plain: seconds of a round without drafts."""
         answer = self._answers.get(request.sequence)
+        verifier, adapter = request.verifier, request.sequence.adapter
         if answer is None:
-            verifier, adapter = request.verifier, request.sequence.adapter
-            models = {name: ModelAnswer.of(self.records.of_model(verifier, name, adapter)) for name in self._models}
-            for name in models:
-                self._ledger.open(name, FIRST_ROUNDS * plain)
             self._ledger.open(COPIES, plain)
             account = Account(rate_tokens=1.0, rate_seconds=plain)
-            answer = AnswerRecord(self.records.of(verifier, adapter), account, models, request=request)
+            answer = AnswerRecord(self.records.of(verifier, adapter), account, request=request)
             self._answers[request.sequence] = answer
+        for name in self._models if len(answer.models) < len(self._models) else ():  # one may have been added
+            if name not in answer.models:
+                answer.models[name] = ModelAnswer.of(self.records.of_model(verifier, name, adapter))
+                self._ledger.open(name, FIRST_ROUNDS * plain)
         return answer
 
 

@@ -35,6 +35,14 @@ def can_append(model: ov.Model) -> bool:
     return bool(0 < added <= _MOST_MORE * sum(math.prod(node.get_output_shape(0)) for node in _weights(model)))
 
 
+def num_dependent(model: ov.Model, *, appended: bool) -> int:
+    """Products in which few rows have other bits than more of them. appended: without those that would be widened."""
+    shapes = (node.input_value(1).get_partial_shape() for node in model.get_ops() if node.get_type_name() == "MatMul")
+    columns = [shape[-1].get_length() for shape in shapes if shape.rank.get_length() == _MATRIX and shape[-1].is_static]
+    found = sum(_LEAST_COLUMNS <= count < COLUMNS for count in columns)
+    return found - (len(_products(model, COLUMNS)) if appended else 0)
+
+
 def append_columns(model: ov.Model, columns: int) -> None:
     """Widen a decoder's products to so many columns, in place; 0: not at all.
 

@@ -42,7 +42,9 @@ class MeasuredBackend:
         """Pad calls by this rule from now on, and report this exactness. Not while slots are open."""
         self.exactness = exactness
         rows = RowRule() if self.can.fixed else exactness.rule  # in fixed shapes there is nothing to pad
-        self.capabilities = dataclasses.replace(self.can, bit_exact_batching=exactness.holds, rows=rows)
+        self.capabilities = dataclasses.replace(
+            self.can, bit_exact_batching=exactness.holds, expects_exact=exactness.is_expected, rows=rows
+        )
 
     def keep_rows(self, cost: Callable[[int], float], change: float) -> None:
         """Do nothing: the shapes of calls cost nothing."""

@@ -217,17 +217,22 @@ class PrefixStore:
         self.folder = folder
         self.wake: Callable[[], object] = lambda: None  # is called when there is something to copy
         self._models: dict[str, _Model] = {}
+        self._max_bytes = max_bytes
         for role, model in models.items():
-            if (prefixes := model.backend.prefixes) is not None:
-                files = ChunkFiles(folder, model.identity, max_bytes, model.about)
-                self._models[role] = _Model(prefixes, files, model.backend.capabilities.marks_answers)
-                prefixes.on_publish = partial(_note, weakref.ref(self), role)
+            self.add(role, model)
         self._inbox: SimpleQueue[_Text | _Copy | _Forget | None] = SimpleQueue()
         self._texts: deque[_Text] = deque(maxlen=_MOST_TEXTS)
         self._num_copied = self._num_written = 0  # bytes; each is counted by one thread
         self._fetched: weakref.WeakValueDictionary[tuple[str, str, int], Fetched] = weakref.WeakValueDictionary()
         self._thread: threading.Thread | None = None
         self._has_warned = False
+
+    def add(self, role: str, model: StoredModel) -> None:
+        """Save another model's prefix cache, too. Raises OSError when the folder cannot be made."""
+        if (prefixes := model.backend.prefixes) is not None:
+            files = ChunkFiles(self.folder, model.identity, self._max_bytes, model.about)
+            self._models[role] = _Model(prefixes, files, model.backend.capabilities.marks_answers)
+            prefixes.on_publish = partial(_note, weakref.ref(self), role)
 
     def fetch(self, role: str, prompt: Prompt, *, again: bool = True) -> Fetched | None:
         """Read what a prompt begins with, if the prefix cache has less of it. None if there is nothing to gain.

@@ -7,7 +7,8 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING
 
-from outrider.models.tuning.learned_cost import LearnedCost
+from outrider.models.tuning.first import expected_cost
+from outrider.models.tuning.learned_cost import LearnedCost, is_guess
 from outrider.models.tuning.measure import (
     PassCost,
     check_pass,
@@ -35,6 +36,8 @@ def cost_of(
 ) -> LearnedCost:
     """The cost of a model's calls: saved, or measured now, at the first time or with `repeats`.
 
+    Where the engine answers first, it is a guess at the first time, and no calls are timed.
+
     The backend then keeps the number of rows of its calls where that saves time.
 
     It is also measured again if the cache has room for a longer context than it had then. scale: of a saved cost, if
@@ -52,7 +55,9 @@ def cost_of(
     far = contexts_of(backend, rows, longest)[1]
     fits = known is not None and far <= known.contexts[1] and known.contexts[0] + known.rows[0] <= backend.max_tokens
     stored = True
-    if known is not None and fits and not repeats:
+    if spec.answers_first and not repeats:
+        cost = known if known is not None and fits else expected_cost(spec, backend)
+    elif known is not None and fits and not repeats and not is_guess(known):
         cost = known
         if scale is None:
             check_pass(backend, cost)

@@ -8,7 +8,7 @@ import math
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from outrider.models.tuning.measure.cost import ONE_ROUND, SHORT, UNKNOWN, PassCost
+from outrider.models.tuning.measure.cost import GUESSED, ONE_ROUND, SHORT, UNKNOWN, PassCost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +30,11 @@ _CHANGED = 0.02  # the numbers are told once they have changed by that
 _CALM, _MOST_NOISE = 0.2, 0.15  # above the least level, and of the mean deviation: more is other work on the machine
 _SINK, _RISE = 0.2, 0.001  # weight of the latest level in the least one
 _ENOUGH_OF_ROWS, _ENOUGH = 8, 64  # calls, before their numbers are saved
+
+
+def is_guess(cost: PassCost) -> bool:
+    """Whether a number of rows was never timed."""
+    return max(cost.doubt, default=0.0) >= GUESSED
 
 
 class LearnedCost(PassCost):
@@ -68,6 +73,7 @@ class LearnedCost(PassCost):
         """Take the numbers of a cost that was measured just now, and forget what was learned."""
         super().take(measured)
         self.begin()
+        self._tell()
 
     def begin(self) -> None:
         """Forget what was learned, and begin with the numbers as they are now."""

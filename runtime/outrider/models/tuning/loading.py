@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,8 @@ from outrider.config import DeviceConfig, format_of_property
 from outrider.errors import BundleError, DeviceError, DeviceWarning, ExactnessWarning, OptionError, OutriderError
 from outrider.models.backends.processor import may_divide_by_zero, this_processor
 from outrider.models.tuning.costs import UNMEASURED, cost_of, save_cost
-from outrider.models.tuning.measure import Contention, measure_contention, measure_exactness
+from outrider.models.tuning.first import first_choice
+from outrider.models.tuning.measure import Contention, check_exactness, measure_contention, measure_exactness
 from outrider.models.tuning.measure.slots import Adapted
 from outrider.models.tuning.measured import compile_for_trials
 from outrider.models.tuning.model_spec import ModelSpec
@@ -80,7 +81,9 @@ class LoadedModel:
         group_size = facts.get("DYNAMIC_QUANTIZATION_GROUP_SIZE")
         groups = f" in groups of {group_size}" if group_size else ""
         if self.spec.is_main:
-            exact = ", bit-exact" if backend.exactness.holds else ", not bit-exact"
+            found = backend.exactness
+            is_open = found.is_expected and not found.differences
+            exact = ", bit-exact" if found.holds else ", not checked yet" if is_open else ", not bit-exact"
         cache = f"cache {backend.cache_precision}"
         threads = facts.get("INFERENCE_NUM_THREADS") if backend.device == "CPU" else None
         threads = f", {threads} thread{'s' * (threads != '1')}" if threads else ""
@@ -95,13 +98,15 @@ def load_models(
     allocate: Callable[[dict[str, CompiledModel]], None],
     *,
     can_leave_out: bool = False,
+    later: Collection[str] = (),
 ) -> tuple[dict[str, LoadedModel], Placement]:
     """Compile an engine's models on the devices that `choose_devices` gives, and time their calls.
 
     Returns them by role, with their devices.
 
     allocate: is given all of them, which share the memory, and allocates their caches. can_leave_out: leave out a
-    drafter that cannot read the main model's cache, with a warning; it was not asked for.
+    drafter that cannot read the main model's cache, with a warning; it was not asked for. later: the roles of draft
+    models that the caller loads afterwards.
 
     A device is tried in a process of its own first, unless it is the CPU or an NPU that is emulated there. A device
     that "auto" chose, or that was named for a draft model, is replaced when it fails, with a warning (`DeviceWarning`).
@@ -114,7 +119,8 @@ def load_models(
     _check_properties(main, drafts, options)
     placement = choose_devices(main, drafts, options)
     _check_layers(main.on(placement.main, options), drafts)
-    loaded, placement = _compile_models(main, [each for each in drafts if not each.uses_main_cache], placement, options)
+    own = [each for each in drafts if not each.uses_main_cache and each.role not in later]
+    loaded, placement = _compile_models(main, own, placement, options)
     loaded |= _compile_beside(loaded["main"], drafts, options, can_leave_out)
     allocate({role: model.backend for role, model in loaded.items()})
     first = loaded["main"]
@@ -173,7 +179,7 @@ def _compile_models(
         instead = device_beside(beside, spec)
         wanted = instead if follows else placement.draft or beside
         loaded[spec.role] = _load_first(spec, [wanted, instead, "CPU"], options, failures)
-    found = beside, loaded[own[0].role].spec.device if own else None
+    found = beside, loaded[own[0].role].spec.device if own else placement.draft
     if found != (placement.main, placement.draft):
         replaced = " and ".join(filter(None, (placement.main, placement.draft)))
         placement = Placement(*found, why=f"{replaced} cannot be used, as warned")
@@ -234,26 +240,31 @@ def compile_settled(spec: ModelSpec) -> tuple[Choice, CompiledModel]:
     if backend is None:
         backend = spec.compile(setting)
         backend.use(setting.exactness)
-    if spec.is_main and not setting.exactness.holds:
-        if setting.exactness.differences:
-            how = f"logits differ by up to {setting.exactness.largest_difference:.2g} with the other rows of a call"
-        else:
-            how = "its cache is too small to measure whether logits depend on the other rows of a call"
-        if backend.cache_precision == "u8":
-            remedy = "Leave cache_precision at 'auto'"
-        elif spec.options.precision != "auto":
-            remedy = "Leave precision at 'auto'"
-        elif backend.precision != "f32":
-            remedy = "Load with precision='f32'"
-        else:
-            remedy = "Load with drafter='none' and one request at a time, or export the model to ONNX,"
-        warnings.warn(
-            f"{spec} on {backend.device} in {backend.precision}, cache {backend.cache_precision}: {how}, so drafts may "
-            f"change the text. {remedy} to avoid this; 'outrider verify' shows by how much.",
-            ExactnessWarning,
-            stacklevel=2,
-        )
+    if spec.is_main and not (setting.exactness.holds or setting.exactness.is_expected):
+        warn_of(spec, backend)
     return choice, backend
+
+
+def warn_of(spec: ModelSpec, backend: CompiledModel) -> None:
+    """Warn (`ExactnessWarning`) that a main model's rows depend on the batch."""
+    if backend.exactness.differences:
+        how = f"logits differ by up to {backend.exactness.largest_difference:.2g} with the other rows of a call"
+    else:
+        how = "its cache is too small to measure whether logits depend on the other rows of a call"
+    if backend.cache_precision == "u8":
+        remedy = "Leave cache_precision at 'auto'"
+    elif spec.options.precision != "auto":
+        remedy = "Leave precision at 'auto'"
+    elif backend.precision != "f32":
+        remedy = "Load with precision='f32'"
+    else:
+        remedy = "Load with drafter='none' and one request at a time, or export the model to ONNX,"
+    warnings.warn(
+        f"{spec} on {backend.device} in {backend.precision}, cache {backend.cache_precision}: {how}, so drafts may "
+        f"change the text. {remedy} to avoid this; 'outrider verify' shows by how much.",
+        ExactnessWarning,
+        stacklevel=3,
+    )
 
 
 def _choice_of(spec: ModelSpec) -> tuple[Choice, CompiledModel | None]:
@@ -261,8 +272,19 @@ def _choice_of(spec: ModelSpec) -> tuple[Choice, CompiledModel | None]:
     if spec.adapters:
         return _choice_with_adapters(spec)
     file = _file(spec)
-    if found := file.read():
-        return found, None
+    known = file.read()
+    if known is not None and is_settled(spec, known):
+        return known, None
+    if known is not None and known.is_refuted:
+        report(f"{spec} is measured: its rows are not exact in {known.setting}, as was found while it was idle.")
+    elif spec.answers_first:
+        report(f"{spec} is compiled.")
+        choice, backend = first_choice(spec)
+        file.write(choice)
+        return choice, backend
+    elif known is not None and (confirmed := _confirmed(spec, known)):
+        file.write(confirmed[0])
+        return confirmed
     choice, measured = choose(spec)
     file.write(choice)
     if measured is None:
@@ -313,9 +335,32 @@ def _untried(spec: ModelSpec) -> Choice:
     return Choice(Setting(own.precision, own.cache_precision, num_threads=own.num_threads))
 
 
-def is_settled(spec: ModelSpec) -> bool:
-    """Whether a model's setting is saved, so that `compile_settled` measures nothing."""
-    return not spec.adapters and _file(spec).read() is not None
+def _confirmed(spec: ModelSpec, known: Choice) -> tuple[Choice, CompiledModel] | None:
+    """A setting of the table, measured now, with the model in it; None if its rows are not exact."""
+    report(f"{spec} is checked for exactness in {known.setting}")
+    setting, backend = known.setting, compile_for_trials(spec, known.setting)
+    backend.use(setting.exactness)
+    found = Exactness(setting.exactness.groups, setting.exactness.rule, check_exactness(backend))
+    backend.use(found)
+    return (Choice(dataclasses.replace(setting, exactness=found)), backend) if found.holds else None
+
+
+def is_settled(spec: ModelSpec, known: Choice | None = None) -> bool:
+    """Whether `compile_settled` measures nothing: a model's setting is saved, or is that of the table.
+
+    known: what is saved, if it was read.
+    """
+    if spec.adapters:
+        return False
+    known = known or _file(spec).read()
+    if known is None:
+        return spec.answers_first
+    return not known.is_refuted and (spec.answers_first or not known.setting.exactness.is_expected)
+
+
+def save_choice(spec: ModelSpec, choice: Choice) -> None:
+    """Save a model's setting for later loads."""
+    _file(spec).write(choice)
 
 
 def _file(spec: ModelSpec) -> SavedValue[Choice]:

@@ -27,8 +27,13 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     main: tuple[str, ...]
     draft: tuple[str, ...]
     draft_vocab: int
+    added_row: float
     has: frozenset[str] = frozenset()
     lacks: frozenset[str] = frozenset()
+    rows: int = 0  # 0: multiples of 8
+    most_rows: int = 0
+    columns: bool = False
+    exact: frozenset[str] = frozenset()
 
     def fits(self, processor: ProcessorFacts, *, tells_all: bool) -> bool:
         """Whether a processor is of this kind. tells_all: whether the system tells all of its instructions."""

@@ -81,6 +81,15 @@ class ModelSpec:
         return self.size < SMALL
 
     @property
+    def answers_first(self) -> bool:
+        """Whether the engine answers before it is measured: a decoder on the CPU, in f32, in a setting of the table."""
+        own, main = self.options, ModelSpec("main", self.bundle, self.bundle.manifest.main)
+        if own.measure == "first" or self.device != "CPU" or self.model.encoder is not None or self.adapters:
+            return False
+        in_f32 = own.precision in ("auto", "f32") and own.cache_precision in ("auto", "f32")
+        return in_f32 and (own.measure == "idle" or not (self.is_small and main.is_small))
+
+    @property
     def _entries(self) -> list[FileEntry]:
         encoder = self.model.encoder
         return self.bundle.files_of(self.model.folder, *([encoder.folder] if encoder else []))

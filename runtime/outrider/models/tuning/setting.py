@@ -63,6 +63,8 @@ class Setting:
     def description(self) -> str:
         """The setting in words, with the measured exactness."""
         found = self.exactness
+        if found.is_expected:
+            return f"{self}, known to be bit-exact on such processors, yet to be measured here"
         if found.holds:
             return f"{self}, bit-exact: drafts cannot change the text"
         if found.differences:
@@ -141,7 +143,9 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The chosen setting, and the trials that it was chosen from; none if the options left no choice."""
+    """The chosen setting, and the trials that it was chosen from; none if the options or the table left no choice."""
 
     setting: Setting
     trials: tuple[Trial, ...] = ()
+    waits: bool = False  # nothing is drafted before its rows are measured to be exact
+    is_refuted: bool = False  # they were expected to be exact, and are not: others are tried at the next load

@@ -20,6 +20,7 @@ from outrider.models.tuning.measure.cost import (
 from outrider.models.tuning.measure.exactness import (
     TRIAL_SEQUENCES,
     TRIAL_TOKENS,
+    check_exactness,
     estimate_padding,
     has_groups,
     measure_exactness,
@@ -37,6 +38,7 @@ __all__ = [
     "TRIAL_TOKENS",
     "Contention",
     "PassCost",
+    "check_exactness",
     "check_pass",
     "contexts_of",
     "estimate_padding",

@@ -33,6 +33,7 @@ _MOST_SCALE = _MOST_SECONDS / _LEAST_SECONDS
 _LATEST_WEIGHT = 0.1  # weight of the latest call in the scale
 _MOST_LONGER = 1.5  # times as long as expected: what a call that took longer counts for, as it may have waited
 UNKNOWN = 0.7  # the doubt of a cost that does not say how sure it is: a factor of two
+GUESSED = 1.0  # the same of a cost that nobody has timed
 ONE_ROUND = 0.1  # the doubt of what was measured at one load only, at least
 _MOST_DOUBT = 10.0
 _LEAST_PROCESSOR_SHARE = 0.6  # of its threads' time; with less while it was measured, others used the processor
@@ -104,7 +105,7 @@ class PassCost:
     def take(self, measured: PassCost) -> None:
         """Take the numbers of a cost that was measured just now."""
         self.near, self.far, self.change, self.doubt = measured.near, measured.far, measured.change, measured.doubt
-        self.scale = 1.0
+        self.fork, self.scale = measured.fork, 1.0
 
     def combined(self, larger: PassCost, whole: Callable[[float, float], float], layers: float) -> PassCost:
         """What a model's calls cost, from this cost of a small slice of it, and that of a larger one.
@@ -209,19 +210,24 @@ def check_pass(backend: Backend, cost: PassCost) -> None:
 
 
 def measure_pass(
-    backend: Backend, rows: Sequence[int], repeats: int | None = None, *, max_tokens: int | None = None
+    backend: Backend,
+    rows: Sequence[int],
+    repeats: int | None = None,
+    *,
+    max_tokens: int | None = None,
+    made: list[float] | None = None,
 ) -> PassCost:
     """Time calls of one sequence with these numbers of rows, at contexts of up to `max_tokens` tokens.
 
     Takes the shortest time of each size, because other work on the machine can only add to it. A first round compiles
     the kernels. Then each of `repeats` rounds times all sizes, twice each, and pieces of a prompt once. The default is
     two rounds, or one if that takes a second. The cache is not filled, because its content does not change the times. A
-    model in fixed shapes is timed with its own rows and context.
+    model in fixed shapes is timed with its own rows and context. made: as for `timer`, for a number of `repeats`.
     """
     contexts = contexts_of(backend, rows, max_tokens)
     if fixed := backend.capabilities.fixed:
         return _measure_windows(backend, fixed, contexts[0], repeats)
-    with timer(backend, contexts[1] + max(rows)) as seconds:
+    with timer(backend, contexts[1] + max(rows), made) as seconds:
 
         def times(n: int, context: int) -> list[float]:
             return [seconds(n, context) for _ in range(1 if n > SHORT else 2)]
@@ -261,15 +267,15 @@ def _processor_share(backend: Backend, ran: float, seconds: float) -> float | No
     return ran / (seconds * num_threads) if num_threads and seconds else None
 
 
-def measure_change(backend: Backend, rows: Sequence[int]) -> float:
+def measure_change(backend: Backend, rows: Sequence[int], *, made: list[float] | None = None) -> float:
     """Extra seconds of a call whose number of rows is not that of the call before: the median of a few.
 
-    Takes two numbers in turns, two calls with each. rows: as in `measure_pass`.
+    Takes two numbers in turns, two calls with each. rows: as in `measure_pass`. made: as for `timer`.
     """
     if backend.capabilities.fixed or len(rows) == 1:
         return 0.0
     extra = list[float]()
-    with timer(backend, rows[1]) as seconds:
+    with timer(backend, rows[1], made) as seconds:
         for n in rows[:2]:
             seconds(n, 0)  # compiles kernels
         began = time.perf_counter()
@@ -358,21 +364,29 @@ def _measure_fork(backend: Backend) -> float:
 
 
 @contextlib.contextmanager
-def timer(backend: Backend, max_tokens: int) -> Iterator[Callable[..., float]]:
+def timer(backend: Backend, max_tokens: int, made: list[float] | None = None) -> Iterator[Callable[..., float]]:
     """Yield a function that times a call of tokens, tokens of context, and rows (by default of all tokens).
 
-    Calls of more tokens begin with those of calls of fewer, so that a mixture of experts never activates fewer.
+    Calls of more tokens begin with those of calls of fewer, so that a mixture of experts never activates fewer. made:
+    seconds of the first calls, which were timed before and are not made again; it gets those of the others.
     """
+    known = iter([*(made or ())])
     token_ids = random_tokens(backend, max_tokens)
     with contextlib.closing(open_slot(backend, max_tokens)) as slot:
 
         def seconds(num_tokens: int, context: int, num_rows: int | None = None) -> float:
+            before: float | None = next(known, None)
+            if before is not None:
+                return before
             slot.trim(0)
             slot.skip_to(context)
             generated = num_rows is None and num_tokens <= SHORT
             chunk = Chunk(slot, token_ids[:num_tokens], num_rows or num_tokens, generated=generated)
             began = time.perf_counter()
             backend.submit([chunk]).wait()
-            return time.perf_counter() - began
+            took = time.perf_counter() - began
+            if made is not None:
+                made.append(took)
+            return took
 
         yield seconds

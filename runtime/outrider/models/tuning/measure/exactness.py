@@ -60,6 +60,16 @@ def measure_exactness(backend: PaddedBackend, known: Exactness | None = None) ->
     return Exactness(groups, RowRule(), _try(backend, Exactness(groups), context))
 
 
+def check_exactness(backend: PaddedBackend, made: dict[str, float] | None = None) -> dict[str, float]:
+    """The largest differences between a few ways to read the same tokens, by the rule that is in use.
+
+    made: those of earlier calls, which are not measured again; it gets each one as it is found. Empty: the cache has
+    too little room.
+    """
+    context = min(TRIAL_CONTEXT, longest_context(backend, backend.max_tokens))
+    return {} if context < _LEAST_CONTEXT else compare_quickly(backend, context, made)
+
+
 def estimate_padding(backend: PaddedBackend) -> Exactness:
     """About the padding that `measure_exactness` finds, from a few calls: enough for times, not for texts."""
 

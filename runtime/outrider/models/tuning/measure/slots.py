@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from outrider.types import NO_PROMPT, Backend, BenchmarkSlot, Chunk, Prompt, Slot, Step
+from outrider.types import NO_PROMPT, Backend, BenchmarkSlot, Chunk, Pending, Prompt, Slot, Step
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from numpy.typing import NDArray
 
 
@@ -34,6 +36,35 @@ def open_slot(backend: Backend, max_tokens: int, prompt: Prompt = NO_PROMPT) -> 
 def copied_rows(step: Step, chunk: Chunk) -> list[NDArray[np.float32]]:
     """The logits of a chunk's rows, float32 [vocab_size] each, which stay valid."""
     return [row.full().copy() for row in step.rows(chunk)]
+
+
+class GaveWay(Exception):
+    """A measurement was left because somebody else needs the model."""
+
+
+class GivingWay:
+    """A backend that makes no call once somebody else needs the model: `submit` raises `GaveWay`. All else is its own.
+
+    measure_pass(GivingWay(backend, is_cancelled), rows)
+
+    What is opened does not count in the statistics of the prefix cache.
+    """
+
+    def __init__(self, backend: Backend, is_cancelled: Callable[[], bool]) -> None:
+        self._backend, self._is_cancelled = backend, is_cancelled
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> Slot | None:
+        """A slot that is not counted."""
+        return self._backend.open(max_tokens, replace(prompt, counted=False))
+
+    def submit(self, chunks: Sequence[Chunk]) -> Pending:
+        """Make a call, or raise `GaveWay`."""
+        if self._is_cancelled():
+            raise GaveWay
+        return self._backend.submit(chunks)
 
 
 class Adapted:
