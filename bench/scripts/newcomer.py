@@ -73,7 +73,7 @@ def main() -> None:
     names = sys.argv[2].split(",") if len(sys.argv) > 2 else list(MODES)
     levels = [int(level) for level in sys.argv[3].split(",")] if len(sys.argv) > 3 else LEVELS
     turns = int(sys.argv[4]) if len(sys.argv) > 4 else 1
-    engine = outrider.load(bundle.folder, cache_size=CACHE_SIZE, enable_prefix_caching=False)
+    engine = outrider.load(bundle.folder, cache_size=CACHE_SIZE, enable_prefix_caching=False, measure="first")
     precision = engine.choices["main"].setting.precision
     print(f"{bundle.folder.name}; {engine.setting['main_device']}")
     print(f"openvino {ov.get_version()}, openvino-genai {version('openvino-genai')}")

@@ -82,7 +82,9 @@ def writing_speed(bundle: Bundle) -> float:
 
 def _open(folder: Path, drafter: str | None) -> Engine:
     """An engine for measurements, with this drafter or none."""
-    return outrider.load(folder, drafter=drafter, enable_prefix_caching=False, keep_records=False, overlap=False)
+    return outrider.load(
+        folder, drafter=drafter, enable_prefix_caching=False, keep_records=False, measure="first", overlap=False
+    )
 
 
 SHARE = 0.1  # of the training data

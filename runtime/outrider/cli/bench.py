@@ -135,7 +135,7 @@ def bench(
         raise OptionError(
             f"{' and '.join([*(f'--{name}' for name in instead), *others])} cannot be combined. Leave one out."
         )
-    config = read_options(options, max_new_tokens=64 if quick else 96)
+    config = read_options(options, max_new_tokens=64 if quick else 96, measure="first")
     chosen = read_prompts(prompts, per_category)
     if not config.device.num_threads:
         config = config.replace(num_threads=default_num_threads())

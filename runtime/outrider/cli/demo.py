@@ -65,7 +65,7 @@ def demo(cache_dir: Path | None, trace: str | None, as_json: bool) -> None:
     folder = usable(user_path(cache_dir)) if cache_dir else saved.FOLDER
     bundle = demo_bundle(folder, quiet=as_json)
     # Both runs read the whole prompt.
-    config = Config().replace(max_new_tokens=MAX_NEW_TOKENS, enable_prefix_caching=False)
+    config = Config().replace(max_new_tokens=MAX_NEW_TOKENS, enable_prefix_caching=False, measure="first")
     engine = load_model(read_bundle(bundle), config)
     warm_up(engine, PROMPTS["list"], "auto", max_new_tokens=24)
     with tracing(engine, trace):

@@ -43,7 +43,7 @@ def devices(bundle: str | None, draft: str | None, again: bool, as_json: bool, *
     from outrider.models.backends.processor import find_processor
     from outrider.models.tuning.probe import forget
 
-    config = read_options(options)
+    config = read_options(options, measure="first")
     if draft and not bundle:
         raise OptionError(f"--draft {draft} needs its MODEL. Name both, or none.")
     if again:

@@ -55,7 +55,7 @@ def measure_drafter(bundle: Bundle, name: str, acceptance: list[float]) -> Draft
     Measured settings and costs are saved, as at any load.
     """
     tune = f"Measure it: outrider tune {bundle.folder} --drafter {name}"
-    config = Config().replace(drafter=name, adapters=(), overlap=False)
+    config = Config().replace(drafter=name, adapters=(), overlap=False, measure="first")
     main, drafts = specs_of(bundle, bundle, [each for each in bundle.manifest.drafters if each.name == name], ())
     try:
         placement = choose_devices(main, drafts, config.device)

@@ -65,7 +65,7 @@ def generate(
 
     MODEL is a bundle, a .gguf file, a checkpoint folder or a hub id. A PROMPT of "-" is read from standard input.
     """
-    config = read_options(options)
+    config = read_options(options, measure="first" if compare else "auto")
     if reference:
         config = config.replace(references=[_read_text("Reference", path) for path in reference])
     shapes = {

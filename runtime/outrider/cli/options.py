@@ -187,10 +187,10 @@ def export_half(extra: str = "export") -> AbstractContextManager[None]:
     return needs("The export half of outrider is not installed", extra, ExportError)
 
 
-def read_options(options: dict[str, Any], *, max_new_tokens: int | None = None) -> Config:
+def read_options(options: dict[str, Any], *, max_new_tokens: int | None = None, measure: str = "auto") -> Config:
     """A config from `--config` and the given options, which win.
 
-    max_new_tokens: a command's default.
+    max_new_tokens, measure: a command's defaults.
     """
     given = {name: without_word(name, value) for name, value in options.items() if value not in (None, ())}
     given.pop("config", None)
@@ -199,7 +199,7 @@ def read_options(options: dict[str, Any], *, max_new_tokens: int | None = None) 
     config = load_config(options.get("config")).replace(**given)
     if config.generation.max_new_tokens is None:
         config = config.replace(max_new_tokens=max_new_tokens)
-    return config
+    return config.replace(measure=measure) if config.device.measure == "auto" else config
 
 
 def _apply(decorators: list[Any], function: Callable[..., Any]) -> Callable[..., Any]:

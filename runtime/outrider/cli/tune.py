@@ -56,7 +56,7 @@ def tune(
 
     if options.get("num_assistant_tokens") is not None:
         raise OptionError(f"tune varies --num-assistant-tokens from 1 to {LONGEST}: leave it out.")
-    config = read_options(options, max_new_tokens=64)
+    config = read_options(options, max_new_tokens=64, measure="first")
     if config.generation.drafter is None:
         raise OptionError("--drafter none leaves nothing to tune. Name a drafter, or leave the option out.")
     chosen = read_prompts(prompts, per_category)

@@ -44,7 +44,7 @@ def tune_layers(
     from outrider_bench.layers import add_layers, check_name, find_layers, probe_engine
     from outrider_bench.prompts import encode_prompts, read_prompts
 
-    config = read_options(options, max_new_tokens=64)
+    config = read_options(options, max_new_tokens=64, measure="first")
     opened = open_model(bundle, draft, quiet=as_json, config=config)
     check_name(opened, name)
     chosen = read_prompts(prompts, per_category)

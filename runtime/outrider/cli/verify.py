@@ -111,7 +111,7 @@ def verify(
         raise OptionError("--adapter cannot be combined with --against, --draft-against or --peer. Leave it out.")
     checkpoints = {role: name for role, name in (("main", against), ("draft", draft_against)) if name}
     asked, checks = checks, _choose_checks(checks, bool(checkpoints), min_cosine)
-    config = read_options(options)
+    config = read_options(options, measure="first")
     chosen = read_prompts(prompts, per_category)
     opened = open_model(bundle, draft, quiet=as_json, config=config)
     check_files(opened, quiet=as_json)  # a load checks the sizes of weights only

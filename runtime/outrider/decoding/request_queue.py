@@ -17,7 +17,7 @@ from outrider.decoding.prefix_check import PrefixCheck
 from outrider.decoding.results import TextChunk
 from outrider.decoding.row_budget import RowBudget
 from outrider.decoding.scheduler import Scheduler
-from outrider.decoding.worker import Call, Inbox, News, Settle, Stop, Worker
+from outrider.decoding.worker import Inbox, News, Settle, Stop, Worker, WorkerCall
 from outrider.errors import EngineClosed, RequestError
 from outrider.models.kv import PrefixStore
 from outrider.system.forks import check_process
@@ -87,7 +87,7 @@ class RequestQueue:
 
     def call(self, function: Callable[[Sequence[Answer]], object]) -> None:
         """Call a function with the answers that run, in the worker's thread between two rounds."""
-        self._inbox.put(Call(lambda: function(self._scheduler.running)))
+        self._inbox.put(WorkerCall(lambda: function(self._scheduler.running)))
 
     @property
     def observer(self) -> Observer | None:

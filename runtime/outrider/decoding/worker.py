@@ -26,7 +26,7 @@ class Settle(threading.Event):
     """Makes the worker do at once what it does while it is idle, unless it is not. Is set when that is done."""
 
 
-class Call:
+class WorkerCall:
     """A function that the worker is to call between two rounds."""
 
     def __init__(self, function: Callable[[], object]) -> None:
@@ -35,7 +35,7 @@ class Call:
 
 News: TypeAlias = "TextChunk | BaseException"
 # Messages to the worker: an answer to run, None to wake up, something to do, or the end.
-Inbox: TypeAlias = "SimpleQueue[Answer | Stop | Settle | Call | None]"
+Inbox: TypeAlias = "SimpleQueue[Answer | Stop | Settle | WorkerCall | None]"
 
 
 class Worker:
@@ -79,7 +79,7 @@ class Worker:
                 sent.set()
             elif isinstance(sent, Stop):
                 stop = sent
-            elif sent is not None and not isinstance(sent, Call):
+            elif sent is not None and not isinstance(sent, WorkerCall):
                 self.scheduler.waiting.append(sent)
         if stop is not None:  # whoever closes the engine waits for its end
             self._inbox.put(stop)
@@ -109,7 +109,7 @@ class Worker:
             if isinstance(sent, Settle):
                 self._finish_jobs()
                 sent.set()
-            elif isinstance(sent, Call):
+            elif isinstance(sent, WorkerCall):
                 sent.function()
             elif sent is not None:
                 self._is_measured = False

@@ -4,7 +4,6 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 
 from outrider.bundle.kinds import COPYING, RESERVED_NAMES
 from outrider.config import GenerationConfig
@@ -49,7 +48,7 @@ class DrafterRegistry:
         self._loaded, self._contention = loaded, contention
         self._loaded_with, self._store = loaded_with, store
         self.models = dict(models)
-        self.loading: Mapping[str, Future[None]] = {}  # draft models that are yet to come, by name
+        self.loading: Mapping[str, threading.Event] = {}  # draft models that are yet to come, by name
         self.may_draft = True  # False: not before rows are measured to be exact, or no more, as they are not
         self._own: dict[str, Drafter] = {}  # the app's own
         self._suffix = suffix = Suffix()
@@ -70,7 +69,7 @@ class DrafterRegistry:
     def wait(self) -> None:
         """Wait for draft models that are being loaded. Not in the thread that answers."""
         for each in [*self.loading.values()]:
-            each.result()
+            each.wait()
 
     def join(self, name: str, model: Drafter) -> None:
         """Let requests use a draft model that was loaded, also those that run. Between two rounds."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 import warnings
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Event
 from typing import TYPE_CHECKING
 
 from outrider.decoding.answer import isolated
@@ -45,13 +45,13 @@ class Joining:
     def start(self, specs: Sequence[ModelSpec]) -> None:
         """Load these models, one after the other, in a thread that ends with them."""
         registry = self.preparation.registry
-        registry.loading = {spec.role: Future() for spec in specs}
+        registry.loading = {spec.role: Event() for spec in specs}
         pool = ThreadPoolExecutor(1, thread_name_prefix="outrider-joining")
         for spec in specs:
             pool.submit(self._load, spec, registry.loading[spec.role])
         pool.shutdown(wait=False)
 
-    def _load(self, spec: ModelSpec, done: Future[None]) -> None:
+    def _load(self, spec: ModelSpec, done: Event) -> None:
         """Load one model, and have the engine's thread take it."""
         loaded, registry, admission = self.preparation.loaded, self.preparation.registry, self.preparation.admission
         try:
@@ -65,7 +65,7 @@ class Joining:
             registry.leave_out(spec.role)
             if self.queue.is_open:
                 warnings.warn(f"{spec} is left out: {one_line(error)}.", DeviceWarning, stacklevel=2)
-            done.set_result(None)
+            done.set()
             return
 
         def join(running: Sequence[Answer]) -> None:
@@ -78,14 +78,12 @@ class Joining:
                 if drafter in answer.request.drafters:
                     with isolated(answer):
                         drafter.reserve(answer.sequence, len(answer.sequence) + answer.num_left)
-            done.set_result(None)
+            done.set()
 
         self.queue.call(join)
-        while not done.done():
-            with contextlib.suppress(TimeoutError):
-                done.result(0.1)
-            if not self.queue.is_open and not done.done():
-                done.set_result(None)
+        while not done.wait(_LOOK_SECONDS):
+            if not self.queue.is_open:
+                done.set()
 
 
 def _wait_for_first_call(main: LoadedModel) -> None:

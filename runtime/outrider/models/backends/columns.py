@@ -38,7 +38,8 @@ def can_append(model: ov.Model) -> bool:
 def num_dependent(model: ov.Model, *, appended: bool) -> int:
     """Products in which few rows have other bits than more of them. appended: without those that would be widened."""
     shapes = (node.input_value(1).get_partial_shape() for node in model.get_ops() if node.get_type_name() == "MatMul")
-    columns = [shape[-1].get_length() for shape in shapes if shape.rank.get_length() == _MATRIX and shape[-1].is_static]
+    matrices = (shape for shape in shapes if shape.rank.get_length() == _MATRIX and shape[-1].is_static)
+    columns: list[int] = [shape[-1].get_length() for shape in matrices]
     found = sum(_LEAST_COLUMNS <= count < COLUMNS for count in columns)
     return found - (len(_products(model, COLUMNS)) if appended else 0)
 
