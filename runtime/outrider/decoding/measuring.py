@@ -91,12 +91,12 @@ class CheckExactness(Measuring):
         found = Exactness(backend.exactness.groups, backend.exactness.rule, self._made)
         if not self._made:
             return True
-        setting = dataclasses.replace(choice.setting, exactness=found)
-        model.choice = dataclasses.replace(choice, setting=setting, waits=False, is_refuted=not found.holds)
-        save_choice(model.spec, model.choice)
         # Prefixes stay marked as they are, so that plain decoding goes on as before.
         backend.use(dataclasses.replace(found, is_expected=True))
         _keep_rows(model)
+        setting = dataclasses.replace(choice.setting, exactness=found)
+        model.choice = dataclasses.replace(choice, setting=setting, waits=False, is_refuted=not found.holds)
+        save_choice(model.spec, model.choice)
         self._may_draft(found.holds)
         if found.holds:
             log.info("%s was checked while idle: its rows are exact in %s.", model.spec, setting)

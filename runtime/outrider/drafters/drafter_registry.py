@@ -146,13 +146,9 @@ class DrafterRegistry:
         if config.drafter is None or count == 0:
             return None, 0
         threshold = config.assistant_confidence_threshold
-        if (
-            self.loading
-            and self.may_draft
-            and config.drafter == "auto"
-            and isinstance(count, str)
-            and threshold is None
-        ):
+        if self.loading and config.drafter == "auto" and isinstance(count, str) and threshold is None:
+            if not self.may_draft:
+                return None, 0
             return self._controller("auto", config.max_ngram_size, self._suffix), LONGEST
         self.wait()
         drafter = self.find(config.drafter, config.max_ngram_size)

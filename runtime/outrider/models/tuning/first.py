@@ -15,7 +15,7 @@ from outrider.models.backends.columns import COLUMNS, can_append, num_dependent
 from outrider.models.backends.taps import read_ir
 from outrider.models.tuning.machines import this_machine
 from outrider.models.tuning.measure import PassCost, contexts_of, timed_rows
-from outrider.models.tuning.measure.cost import GUESSED
+from outrider.models.tuning.measure.cost import GUESSED, UNKNOWN
 from outrider.models.tuning.setting import Choice, settings_for
 from outrider.system.core import new_core
 from outrider.types import Exactness, Rounding, RowRule
@@ -93,5 +93,5 @@ def expected_cost(spec: ModelSpec, backend: CompiledModel) -> PassCost:
         contexts,
         change=_CHANGE_SHARE * one if is_paged else 0.0,
         first=spec.size / _PACKED_A_SECOND if is_paged else 0.0,
-        doubt=(GUESSED,) * len(rows),
+        doubt=(GUESSED, *[UNKNOWN] * (len(rows) - 1)),
     )

@@ -33,8 +33,8 @@ _ENOUGH_OF_ROWS, _ENOUGH = 8, 64  # calls, before their numbers are saved
 
 
 def is_guess(cost: PassCost) -> bool:
-    """Whether a number of rows was never timed."""
-    return max(cost.doubt, default=0.0) >= GUESSED
+    """Whether its calls were never timed."""
+    return bool(cost.doubt) and cost.doubt[0] >= GUESSED
 
 
 class LearnedCost(PassCost):

@@ -33,9 +33,8 @@ _MOST_SCALE = _MOST_SECONDS / _LEAST_SECONDS
 _LATEST_WEIGHT = 0.1  # weight of the latest call in the scale
 _MOST_LONGER = 1.5  # times as long as expected: what a call that took longer counts for, as it may have waited
 UNKNOWN = 0.7  # the doubt of a cost that does not say how sure it is: a factor of two
-GUESSED = 1.0  # the same of a cost that nobody has timed
 ONE_ROUND = 0.1  # the doubt of what was measured at one load only, at least
-_MOST_DOUBT = 10.0
+_MOST_DOUBT = GUESSED = 10.0  # of a call of the fewest rows that nobody has timed
 _LEAST_PROCESSOR_SHARE = 0.6  # of its threads' time; with less while it was measured, others used the processor
 
 
