@@ -116,7 +116,7 @@ def part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelSpec:
     monkeypatch.setattr(model_spec, "SMALL", 0)
     monkeypatch.setattr(saved, "FOLDER", tmp_path / "cache")
     bundle = outrider.read_bundle(folder)
-    return ModelSpec("main", bundle, bundle.manifest.main)
+    return ModelSpec("main", bundle, bundle.manifest.main, options=DeviceConfig(measure="first"))
 
 
 def test_a_first_load_measures_exactness_on_a_slice_and_finds_the_models_own(

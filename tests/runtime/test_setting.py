@@ -150,7 +150,7 @@ def test_a_draft_model_has_one_precision_and_its_own_threads(
     compiled = processor(cores={"cores": 4}, by_threads={2: 0.5}, f32=Kind(SLOW), bf16=Kind(FAST))
     monkeypatch.setattr(trials, "settings_for", allowed)
     monkeypatch.setattr("outrider.models.tuning.model_spec.SMALL", 0)
-    found = choice_of(replace(part, role="draft")).setting
+    found = choice_of(replace(part, role="draft", options=DeviceConfig(measure="first"))).setting
     assert (found.precision, found.num_threads) == ("f32", 2)
     assert {each.precision for each in compiled} == {"f32"}
 
@@ -364,7 +364,7 @@ def test_a_draft_model_reads_rows_alone_and_claims_nothing(
     """It reads now one token, now two, and a change of rows takes time."""
     monkeypatch.setattr("outrider.models.tuning.model_spec.SMALL", 0)
     processor(f32=Kind(milliseconds, separate_rules=(RowRule(separate=True, dummy_rows=2),)))
-    found = choice_of(replace(part, role="draft")).setting
+    found = choice_of(replace(part, role="draft", options=DeviceConfig(measure="first"))).setting
     assert found.exactness == Exactness(rule=RowRule(separate=True, call=Rounding(least)))
 
 
@@ -439,7 +439,7 @@ def test_a_load_says_what_it_does(openvino_bundle: Bundle, monkeypatch: pytest.M
     monkeypatch.setattr("outrider.engine.assembly.Tokenizer", lambda *_, **__: ToyTokenizer())
     monkeypatch.setattr("outrider.engine.assembly.check_tokenizer", lambda _: None)
     said: list[str] = []
-    outrider.load(openvino_bundle.folder, cache_size=0.01, keep_records=False, progress=said.append)
+    outrider.load(openvino_bundle.folder, cache_size=0.01, keep_records=False, measure="first", progress=said.append)
     assert said[0] == f"Loading {openvino_bundle.folder}."
     assert any(re.search(r"The main model is measured on CPU(, setting 1 of \d|: f32)", each) for each in said)
     with pytest.raises(KeyboardInterrupt):

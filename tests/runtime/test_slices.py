@@ -29,7 +29,7 @@ from outrider.types import Chunk, CompiledModel
 pytest.importorskip("torch", reason="the model is made with the export half's packages")
 
 NUM_LAYERS = 8
-OPTIONS = DeviceConfig(precision="f32")
+OPTIONS = DeviceConfig(precision="f32", measure="first")
 
 
 @pytest.fixture(scope="module")
