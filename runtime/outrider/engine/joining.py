@@ -10,7 +10,8 @@ from threading import Event
 from typing import TYPE_CHECKING
 
 from outrider.decoding.answer import isolated
-from outrider.errors import DeviceWarning, OutriderError, one_line
+from outrider.decoding.idle import harmless
+from outrider.errors import DeviceWarning, one_line
 from outrider.models.tuning.costs import cost_of
 from outrider.models.tuning.loading import compile_checked
 from outrider.models.tuning.measure.slots import open_slot, random_tokens
@@ -53,7 +54,8 @@ class Joining:
 
     def _load(self, spec: ModelSpec, done: Event) -> None:
         """Load one model, and have the engine's thread take it."""
-        loaded, registry, admission = self.preparation.loaded, self.preparation.registry, self.preparation.admission
+        loaded, registry = self.preparation.loaded, self.preparation.registry
+        admission, prefixes = self.preparation.prompts.admission, self.preparation.prefixes
         try:
             _wait_for_first_call(loaded["main"])
             model = compile_checked(spec)
@@ -61,18 +63,19 @@ class Joining:
             model.cost = cost_of(spec, model.backend)
             _pack(model)
             drafter = self.make(model)
-        except (OutriderError, KeyError) as error:  # or the engine was closed
+        except Exception as error:  # requests are answered without it
             registry.leave_out(spec.role)
+            done.set()
             if self.queue.is_open:
                 warnings.warn(f"{spec} is left out: {one_line(error)}.", DeviceWarning, stacklevel=2)
-            done.set()
             return
 
         def join(running: Sequence[Answer]) -> None:
             loaded[spec.role] = model
             admission.backends[spec.role] = model.backend
-            if self.preparation.prefixes is not None:
-                self.preparation.prefixes.add(spec.role, self.stored(model))
+            if prefixes is not None:
+                with harmless("A draft model's prefixes cannot be saved"):
+                    prefixes.add(spec.role, self.stored(model))
             registry.join(spec.role, drafter)
             for answer in running:
                 if drafter in answer.request.drafters:
