@@ -55,6 +55,7 @@ class DrafterRegistry:
         self._copiers: dict[str, Callable[[int], Drafter]] = {"ngram": Ngram, "suffix": lambda _: suffix}  # no cycle
         self._read_records = records
         self._shared: Records | None = None  # of all other drafters, once they are read
+        self._saving: weakref.finalize[..., DrafterRegistry] | None = None  # of these, unless it is closed before
         self._records: dict[str, Records] = {}  # of the app's own drafters
         self._making = threading.Lock()  # of the shared records: requests are prepared in several threads
         self._controllers: dict[tuple[str, int], Controller] = {}
@@ -220,12 +221,14 @@ class DrafterRegistry:
         with self._making:
             if self._shared is None:
                 self._shared = self._read_records()
-                weakref.finalize(self, self._shared.save, at_once=True)
+                self._saving = weakref.finalize(self, self._shared.save, at_once=True)
             return self._shared
 
     def close(self) -> None:
         """Save the records, and drop the drafters and their models."""
         self.save_records()
+        if self._saving is not None:
+            self._saving.detach()
         self.models.clear()
         self._own.clear()
         self._controllers.clear()
