@@ -166,9 +166,7 @@ These have no entry. [A new architecture](new-architecture.md) shows how to writ
 | `bailing_moe`, `mimo` | Ling and Ring 1.x, MiMo 7B | a reference in Transformers | llama.cpp, vLLM |
 | `falcon`, `gpt_neox`, `gpt2` | Falcon 7B, Pythia, GPT-2 without PyTorch | parallel parts with a norm each; learned positions | llama.cpp |
 | `flint`, `kolibri1`, `lara_mini` | Flint, Kolibri 1, Lara 4 Mini | another routing of experts | Transformers |
-| `jais2`, `nanochat` | Jais 2, nanochat | norms with a bias, or without weights | llama.cpp, Transformers |
-| `laguna` | Laguna XS.2 | numbers of heads by layer; a softplus gate | llama.cpp |
-| `mimo_v2_flash`, `step3p7`, `muse_spark_text` | MiMo V2 Flash, Step 3.7 Flash, Muse Spark | values of another size than keys; limits of gates | llama.cpp, Transformers |
+| `jais2`, `nanochat`, `laguna`, `mimo_v2_flash`, `step3p7`, `muse_spark_text` | Jais 2, nanochat, Laguna XS.2, MiMo V2 Flash, Step 3.7 Flash, Muse Spark | other norms, gates, or sizes of heads and values | llama.cpp, Transformers |
 | `minicpm`, `minicpm3` | MiniCPM 1, 3 | factors by depth | llama.cpp |
 | `axk1`, `mistral4`, `sarvam_mla` | A.X K1, Mistral Small 4, Sarvam 105B | latent attention that is not tested here | llama.cpp, Transformers |
 
