@@ -2,7 +2,7 @@
 
 A call is never cancelled: `InferRequest.cancel` leaves nodes of the CPU plugin's graph prepared for shapes that were
 not computed, and all requests of a compiled model share that graph. Later calls fail, or return other numbers
-(docs/exactness.md has a program that shows it). Calls are kept short instead; see `decoding.scheduler`. A call that
+(bench/scripts/cancelled_calls.py shows it). Calls are kept short instead; see `decoding.scheduler`. A call that
 fails half-way leaves the same: `GraphState` refuses those after it.
 """
 
