@@ -67,6 +67,13 @@ def encode(text: str) -> list[int]:
     return token_ids
 
 
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
 @settings(max_examples=60)
 @given(st.data(), st.sampled_from(SOURCES))
 def test_rejected_tokens_leave_no_trace(grammars: Grammars, data: Any, source: GrammarSource) -> None:
@@ -213,9 +220,9 @@ def test_a_grammar_that_is_too_complex_to_be_followed(grammars: Grammars) -> Non
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        (
-            GrammarSource("json_schema", '{"not":' * 200 + "{}" + "}" * 200),
-            "cannot be followed: it is nested too deeply",
+        *(
+            (GrammarSource("json_schema", text), "cannot be followed: it is nested too deeply")
+            for text in ('{"not":' * 200 + "{}" + "}" * 200, *(json.dumps(nested(depth)) for depth in (200, 500, 900)))
         ),
         (GrammarSource("regex", "("), r"regex=\( cannot be followed: .*unclosed group"),
         (GrammarSource("grammar", "start: foo"), 'grammar=start: foo cannot be followed: unknown name: "foo"'),
@@ -241,21 +248,6 @@ def test_grammars_that_cannot_be_followed(grammars: Grammars, source: GrammarSou
     assert len(str(raised.value)) < 400
 
 
-@pytest.mark.parametrize("depth", [200, 500, 900])
-def test_schemas_that_are_nested_deeply(grammars: Grammars, depth: int) -> None:
-    for text in (json.dumps(nested(depth)), json.dumps(nested(5))[:-1] + ',"not":' * depth + "{}" + "}"):
-        with pytest.raises(OptionError, match="cannot be followed"):
-            grammars.new_state(GrammarSource("json_schema", text))
-    assert with_real_dates(nested(depth))
-
-
-def nested(depth: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {}
-    for _ in range(depth):
-        schema = {"items": schema}
-    return schema
-
-
 @pytest.mark.parametrize("depth", [1, 40])
 def test_dates_that_do_not_exist(grammars: Grammars, depth: int) -> None:
     """At any depth that llguidance reads. Of years, those that leap are found by the calendar's own rule."""
@@ -268,6 +260,7 @@ def test_dates_that_do_not_exist(grammars: Grammars, depth: int) -> None:
             token_ids = encode("[" * depth + f'"{year:04}-02-{day}"' + "]" * depth)
             exists = day == 28 or calendar.isleap(year)
             assert (state.num_allowed(token_ids) == len(token_ids)) == exists
+    assert with_real_dates(nested(900))  # is not walked to its end
 
 
 def test_a_slow_grammar_keeps_no_other_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,6 +319,8 @@ def test_tokenizers_that_cannot_be_used(tmp_path: Path) -> None:
     ({"json_schema": '{"type"'}, "is not JSON: Expecting ':'"),
     ({"json_schema": {"a": object()}}, "is not JSON"),
     ({"json_schema": nested(5000)}, "json_schema cannot be used: it is nested too deeply"),
+    ({"json_schema": "[" * 100_000 + "]" * 100_000}, "json_schema cannot be used: it is nested too deeply"),
+    ({"tools": [{"function": {"name": "f", "parameters": nested(901)}}]}, "cannot be used: it is nested too deeply"),
     ({"regex": ""}, "regex='' is not a text"),
     ({"grammar": 1}, "grammar=1 is not a text"),
     ({"regex": "a", "grammar": "b"}, "regex and grammar are both set"),

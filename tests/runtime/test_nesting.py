@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import outrider
-from outrider import GenerationConfig
 from outrider.errors import OptionError, RequestError, TooLong
 from outrider.inputs.text import Tokenizer
 from outrider.system.nesting import MOST_LEVELS, TooDeep, check_json, check_levels, levels_of, levels_of_json
@@ -107,13 +106,6 @@ def test_references_are_tokenized_in_pieces(tiny: Path) -> None:
         engine.generate("Hi", references=["quite " * 20_000], max_new_tokens=1)
         assert counting.all > 120_000
         assert counting.most <= 20_000
-
-
-def test_options_that_are_nested_deeply() -> None:
-    function = {"type": "function", "function": {"name": "f", "parameters": nested(901)}}
-    for options in ({"json_schema": nested(901)}, {"json_schema": DEEP}, {"tools": [function]}):
-        with pytest.raises(OptionError, match="cannot be used: it is nested too deeply"):
-            GenerationConfig(**options)
 
 
 @pytest.mark.parametrize("escaped", [False, True])

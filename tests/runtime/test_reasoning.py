@@ -53,11 +53,16 @@ CASES: dict[str, tuple[str, bool, str, str, str]] = {
 }  # fmt: skip
 
 
+def form_of(template: str) -> ReasoningFormat:
+    form = ReasoningFormat.of_template(template)
+    assert form is not None
+    return form
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_reasoning_is_told_from_the_answer_however_the_text_is_cut(case: str) -> None:
     sign, opened, text, reasoning, content = CASES[case]
-    form = ReasoningFormat.of_template(f"… {sign} …")
-    assert form is not None
+    form = form_of(f"… {sign} …")
     assert form.parse(text, opened=opened) == (reasoning, content)
     for size in (1, 2, 3, 5, 7):
         stream = form.stream(opened=opened)
@@ -85,8 +90,7 @@ FINAL, NEXT = "<|channel|>final<|message|>", "<|end|><|start|>assistant"
 ])  # fmt: skip
 def test_stop_strings_count_in_the_content_alone(sign: str, text: str, stop: str, kept: str | None) -> None:
     """Not in reasoning, and not in markers nor in the blanks around them."""
-    form = ReasoningFormat.of_template(sign)
-    assert form is not None
+    form = form_of(sign)
     stream = TextStream(lambda ids: "".join(map(chr, ids)), [stop], reasoning=form.splitter(opened=True))
     for at, character in enumerate(text):
         stream.push([ord(character)])
@@ -104,8 +108,7 @@ def test_stop_strings_count_in_the_content_alone(sign: str, text: str, stop: str
     ("A x", "x", "A x"), ("A\0</think>B\0C", "\0", "A\0</think>B\0"),
 ])  # fmt: skip
 def test_tokens_that_end_an_answer_count_in_the_content_alone(text: str, token: str, end: str) -> None:
-    form = ReasoningFormat.of_template("<think>")
-    assert form is not None
+    form = form_of("<think>")
     for given in ({"stop_token_ids": [ord(token)]}, {"until": lambda new: token in new}):
         read, splitter = "", form.splitter(opened=True)
         options: Any = {**given, "reasoning": splitter}
@@ -142,8 +145,7 @@ def test_the_last_marker_of_gpt_oss_decides(harmony: Marked) -> None:
 
 
 def test_calls_of_gpt_oss_are_passed_on_in_one_order() -> None:
-    form = ReasoningFormat.of_template("<|channel|>")
-    assert form is not None
+    form = form_of("<|channel|>")
     for head in (
         "<|start|>assistant to=functions.f<|channel|>commentary json",
         "<|channel|>commentary to=functions.f <|constrain|>json",
@@ -162,8 +164,7 @@ def test_a_model_without_reasoning_has_no_form() -> None:
     (False, ["Yes", "."], 0),
 ])  # fmt: skip
 def test_tokens_of_reasoning_are_counted_with_their_markers(opened: bool, texts: list[str], count: int) -> None:
-    form = ReasoningFormat.of_template("<think>")
-    assert form is not None
+    form = form_of("<think>")
     assert form.count(texts, opened=opened) == count
 
 
@@ -187,51 +188,36 @@ def answered(budget: ReasoningBudget, wanted: list[int], drafted: int) -> list[i
     return answer
 
 
-@pytest.mark.parametrize("drafted", [0, 1, 3, 7])
-@pytest.mark.parametrize(("opened", "budget", "wanted", "expected"), [
-    (False, 2, [BEGIN, 5, 6, 7, 5, END, 6], [BEGIN, 5, 6, END, 5, END, 6]),
-    (True, 2, [5, 6, 7, 5, 6], [5, 6, END, 5, 6]),
-    (True, 0, [5, 6], [END, 6]),
-    (False, 0, [BEGIN, 6, 7], [BEGIN, END, 7]),
-    (False, 0, [5, BEGIN, 7], [5, BEGIN, END]),
-    (True, 3, [5, END, 6, 7, 5, 6, 7], [5, END, 6, 7, 5, 6, 7]),
+ONE: Any = {"begin": [BEGIN], "end": [END], "forced": [END]}
+TWO: Any = {"begin": [1, 3], "end": [2, 4], "forced": [2, 4], "opened": False}  # part of an end is reasoning
+OPEN, CLOSED = ONE | {"opened": True}, ONE | {"opened": False}
+CALLS = OPEN | {"eos_token_ids": [EOS], "call": ([CALL_BEGIN], [CALL_END])}
+
+
+@pytest.mark.parametrize(("budget", "rule", "wanted", "expected"), [
+    (2, CLOSED, [BEGIN, 5, 6, 7, 5, END, 6], [BEGIN, 5, 6, END, 5, END, 6]),
+    (2, OPEN, [5, 6, 7, 5, 6], [5, 6, END, 5, 6]),
+    (0, OPEN, [5, 6], [END, 6]),
+    (0, CLOSED, [BEGIN, 6, 7], [BEGIN, END, 7]),
+    (0, CLOSED, [5, BEGIN, 7], [5, BEGIN, END]),
+    (3, OPEN, [5, END, 6, 7, 5, 6, 7], [5, END, 6, 7, 5, 6, 7]),
+    # All reasoning together.
+    (4, TWO | {"again": True}, [1, 3, 5, 4, 2, 4, 7, 1, 3, 5, 5, 5, 1, 3, 5, 5],
+     [1, 3, 5, 4, 2, 4, 7, 1, 3, 5, 2, 4, 1, 3, 2, 4]),
+    (4, TWO, [1, 3, 5, 4, 2, 4, 7, 1, 3, 5, 5, 5, 5, 5], [1, 3, 5, 4, 2, 4, 7, 1, 3, 5, 5, 5, 5, 5]),
+    (4, TWO, [1, 3, 5, 6, 7, 2, 5, 6], [1, 3, 5, 6, 7, 2, 4, 6]),
+    # No call is cut, but for one that goes on for too long: the marker alone may stand in a thought.
+    (2, CALLS, [5, CALL_BEGIN, 6, 6, CALL_END, EOS], [5, CALL_BEGIN, 6, 6, CALL_END, EOS]),
+    (2, CALLS, [5, CALL_BEGIN, 6, 6, CALL_END, 6, 6], [5, CALL_BEGIN, 6, 6, CALL_END, END, 6]),
+    (2, CALLS, [5, 6, EOS], [5, 6, END]),
+    (2, CALLS, [CALL_BEGIN, 6, 6, 6, 6, 6, 6], [CALL_BEGIN, 6, 6, 6, 6, END, 6]),
 ])  # fmt: skip
 def test_a_budget_ends_the_reasoning_with_any_draft(
-    drafted: int, opened: bool, budget: int, wanted: list[int], expected: list[int]
+    budget: int, rule: dict[str, Any], wanted: list[int], expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rule = ReasoningBudget(budget, [BEGIN], [END], [END], opened=opened)
-    assert answered(rule, wanted, drafted) == expected
-
-
-@pytest.mark.parametrize("drafted", [0, 1, 3, 7])
-@pytest.mark.parametrize(("again", "wanted", "expected"), [
-    (True, [1, 3, 5, 4, 2, 4, 7, 1, 3, 5, 5, 5, 1, 3, 5, 5], [1, 3, 5, 4, 2, 4, 7, 1, 3, 5, 2, 4, 1, 3, 2, 4]),
-    (False, [1, 3, 5, 4, 2, 4, 7, 1, 3, 5, 5, 5, 5, 5], [1, 3, 5, 4, 2, 4, 7, 1, 3, 5, 5, 5, 5, 5]),
-    (False, [1, 3, 5, 6, 7, 2, 5, 6], [1, 3, 5, 6, 7, 2, 4, 6]),
-])  # fmt: skip
-def test_markers_may_have_several_tokens_and_a_budget_is_for_all_reasoning(
-    drafted: int, again: bool, wanted: list[int], expected: list[int]
-) -> None:
-    """A part of the end is reasoning, until all of it is there."""
-    rule = ReasoningBudget(4, [1, 3], [2, 4], [2, 4], opened=False, again=again)
-    assert answered(rule, wanted, drafted) == expected
-
-
-@pytest.mark.parametrize("drafted", [0, 1, 3, 7])
-@pytest.mark.parametrize(("wanted", "expected"), [
-    ([5, CALL_BEGIN, 6, 6, CALL_END, EOS], [5, CALL_BEGIN, 6, 6, CALL_END, EOS]),
-    ([5, CALL_BEGIN, 6, 6, CALL_END, 6, 6], [5, CALL_BEGIN, 6, 6, CALL_END, END, 6]),
-    ([5, 6, EOS], [5, 6, END]),
-    ([CALL_BEGIN, 6, 6, 6, 6, 6, 6], [CALL_BEGIN, 6, 6, 6, 6, END, 6]),
-])  # fmt: skip
-def test_a_budget_cuts_no_call(
-    drafted: int, wanted: list[int], expected: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """But for one that goes on for too long, as the marker alone may stand in a thought."""
     monkeypatch.setattr("outrider.tokens.sampling.reasoning_budget._MOST_TOKENS_OF_CALL", 3)
-    given: dict[str, Any] = {"eos_token_ids": [EOS], "call": ([CALL_BEGIN], [CALL_END])}
-    rule = ReasoningBudget(2, [BEGIN], [END], [END], opened=True, **given)
-    assert answered(rule, wanted, drafted) == expected
+    for drafted in (0, 1, 3, 7):
+        assert answered(ReasoningBudget(budget, **rule), wanted, drafted) == expected
 
 
 def test_what_a_grammar_bans_is_not_forced() -> None:
@@ -314,7 +300,7 @@ def test_calls_of_gpt_oss_follow_their_schemas(harmony: Marked, free: bool) -> N
         assert harmony.allows(source, f"{ANALYSIS}A.{NEXT}{ANALYSIS}B.{NEXT}{call}")
         assert not harmony.allows(source, call.replace("Mon", "Sun"))
         assert not harmony.allows(source, call.replace("look_up", "look_in"))
-        thoughts, passed = ReasoningFormat.of_template(harmony.chat_template).parse(f"{ANALYSIS}A.{NEXT}{call}")  # type: ignore[union-attr]
+        thoughts, passed = form_of(harmony.chat_template).parse(f"{ANALYSIS}A.{NEXT}{call}")
         assert (thoughts, form.parse(passed)[1]) == ("A.", [ToolCall("look_up", '{"day": "Mon"}')])
     assert harmony.allows(source, f"{ANALYSIS}A.{NEXT}{FINAL}Monday.") == free
     assert harmony.allows(source, "Monday.") == free

@@ -100,7 +100,8 @@ def test_an_answer_that_is_cut(engine: outrider.Engine) -> None:
 
 
 def test_forced_tokens_are_drafted(engine: outrider.Engine) -> None:
-    schema = SCHEMAS["const"]
+    """And a draft model is not asked for them."""
+    schema, before = SCHEMAS["const"], engine.draft_models["draft"].seconds
     plain = text_of(engine, json_schema=schema, drafter=None)
     assert plain.stats.tokens_per_round == 1
     for drafter in ("ngram", "draft", "auto"):
@@ -108,11 +109,6 @@ def test_forced_tokens_are_drafted(engine: outrider.Engine) -> None:
         assert stats.num_generated_tokens == plain.stats.num_generated_tokens
         assert stats.num_rounds <= 8  # of 39 tokens
         assert stats.acceptance_rate == 1  # and the last round has no bonus token to offer
-
-
-def test_the_draft_model_is_not_asked_for_forced_tokens(engine: outrider.Engine) -> None:
-    before = engine.draft_models["draft"].seconds
-    text_of(engine, json_schema=SCHEMAS["const"], drafter="draft")
     assert engine.draft_models["draft"].seconds == before
 
 

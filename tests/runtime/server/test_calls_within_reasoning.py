@@ -88,7 +88,7 @@ def test_a_call_that_no_end_of_the_reasoning_follows_ends_it(calls: ToolFormat) 
         reading = AnswerReading(reasoning=form, calls=calls, tools=TOOLS, loose=loose)
         for text, reasoning, content, made, is_cut in cases(calls, form):
             places = range(1, len(text)) if form is THINK and loose else ()
-            for parts in ([text], [*text], *([text[:at], text[at:]] for at in places)):
+            for parts in ([text], *[[*text]] * loose, *([text[:at], text[at:]] for at in places)):
                 reader = reading.reader(thinks=True)
                 pieces = [piece for part in parts for piece in reader.push(part)]
                 pieces += reader.finish(result_of(text, "length" if is_cut else "stop"))

@@ -232,6 +232,7 @@ WRONG: list[tuple[dict[str, Any], int, str | None, str, str]] = [
     ({"n": 33}, 400, "n", "invalid_value", "Lower n"),
     ({"n": 2**31 - 1}, 400, "n", "invalid_type", "<= 128"),
     ({"messages": []}, 400, "messages", "invalid_type", "length >= 1"),
+    ({"messages": [{"role": "user", "content": 5}]}, 400, "messages[0].content", "invalid_type", "content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0].content[0]",
      "invalid_type", "image_url"),
     ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, 400, "messages[0].content[0].type",

@@ -47,6 +47,7 @@ CLAUDE_CODE: dict[str, Any] = {
     "stop_sequences": [], "temperature": 1, "output_config": {"effort": "medium"}, "max_tokens": 32_000,
 }  # fmt: skip
 CALL = {"id": "toolu_1", "type": "function", "function": {"name": "look", "arguments": {"a": 1}}}
+WRITTEN_CALL = CALL | {"function": {"name": "look", "arguments": '{"a": 1}'}}
 HOSTED = [
     {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
     {"type": "web_search_tool_result", "tool_use_id": "s", "content": []}, {"type": "text", "text": "So."},
@@ -71,6 +72,10 @@ ITEMS: list[Any] = [
 IMAGE = {"type": "image_url", "image_url": {"url": PNG, "detail": None}}
 # Of an API: a body's fields, and the prompt and some of the options that they ask for.
 ASKED: list[tuple[Dialect, dict[str, Any], Any, dict[str, Any]]] = [
+    (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}, HELLO, {"json_schema": True}),
+    (CHAT, {"messages": HELLO, "response_format": {"type": "text"}, "regex": "a"}, HELLO, {"regex": "a"}),
+    (CHAT, {"messages": [*HELLO, {"role": "assistant", "content": None, "tool_calls": [WRITTEN_CALL]}]},
+     [*HELLO, {"role": "assistant", "content": "", "tool_calls": [CALL]}], {}),
     (MESSAGES, CLAUDE_CODE, [
         {"role": "system", "content": "You are brief."}, {"role": "user", "content": "Look."},
         {"role": "assistant", "content": "So.", "reasoning_content": "I look.", "tool_calls": [CALL]},

@@ -1,7 +1,6 @@
 """Answers with a form, and calls of functions, through the official client."""
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,26 +35,6 @@ def test_answers_follow_a_schema(client: Any, stream: bool) -> None:
             assert answer.choices[0].finish_reason == "stop"
     assert set(json.loads(texts[0])) == {"open", "kind"}
     assert texts[0] == texts[1]
-
-
-@pytest.mark.slow
-def test_any_object_and_expressions(client: Any) -> None:
-    asked: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "temperature": 1, "seed": 1, "max_tokens": 30}
-    answer = client.chat.completions.create(**asked, response_format={"type": "json_object"})
-    assert answer.choices[0].message.content.lstrip().startswith("{")
-    answer = client.chat.completions.create(**asked, extra_body={"regex": "(ab){3,5}"})
-    assert re.fullmatch("(ab){3,5}", answer.choices[0].message.content)
-    answer = client.completions.create(model="tiny", prompt="Hi", extra_body={"grammar": 'start: "yes" | "no"'})
-    assert answer.choices[0].text in ("yes", "no")
-    assert client.chat.completions.create(**asked, response_format={"type": "text"}).choices[0].message.content
-    with pytest.raises(openai.BadRequestError, match="both set"):
-        client.chat.completions.create(**asked, extra_body={"regex": "a", "grammar": 'start: "b"'})
-    too_much = "start: A\nA: " + " & ".join(f"/(?s:.*)w{i}(?s:.*)/" for i in range(26))
-    with pytest.raises(openai.BadRequestError, match=r"more than .*, the limit\. Simplify it"):
-        client.chat.completions.create(**asked, extra_body={"grammar": too_much})
-    wrong = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": {"type": "nothing"}}}
-    with pytest.raises(openai.BadRequestError, match="json_schema"):
-        client.chat.completions.create(**asked, response_format=wrong)
 
 
 @pytest.fixture(scope="module", params=["<tool_call></tool_call>", "<|tool_call_start|>", "<|tool_call>"])
@@ -116,23 +95,6 @@ def test_calls_one_at_a_time(caller: Any) -> None:
     parts = [part for chunk in chunks for part in chunk.choices[0].delta.tool_calls or ()]
     assert "".join(part.function.arguments for part in parts) == call.function.arguments
     assert not any(chunk.choices[0].delta.content for chunk in chunks)
-
-
-def test_turns_with_calls_reach_the_template(caller: Any) -> None:
-    call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"place": "Oslo"}'}}
-    history: list[Any] = [
-        *MESSAGES,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "call_1", "content": "open"},
-    ]
-    used = [
-        caller.chat.completions.create(model="tiny", messages=messages, max_tokens=1).usage.prompt_tokens
-        for messages in (history, [*history[:-2], {**history[-2], "tool_calls": [call, call]}, history[-1]])
-    ]
-    assert used[1] > used[0]
-    with pytest.raises(openai.BadRequestError) as raised:
-        caller.chat.completions.create(model="tiny", messages=[{"role": "user", "content": 5}])
-    assert raised.value.param == "messages[0].content"
 
 
 def test_a_model_without_tools_in_its_template_is_told_of_them(client: Any, caller: Any) -> None:
