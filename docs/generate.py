@@ -234,7 +234,7 @@ the length would change the rows before it.
 
 Calculated by `python bench/scripts/family_sizes.py FOLDER TOKENIZER` for published shapes: weights in int8 (about one GB
 for a billion) and int4; the keys and values of a token in f32 (half of that in bf16); the states of a text in f32. Measured
-bundles are 0.1 to 0.8 % larger. Of each architecture the smallest model, and one of some 8 billion weights if there is one:
+bundles are 0.1 to 0.8 % larger. Of each architecture the smallest model, and one of some 8 billion weights if there is one, up to 40 GB in int4:
 
 | model | int8, GB | int4, GB | a token, kB |
 |---|---|---|---|
@@ -407,6 +407,9 @@ def models_page() -> str:
     )
 
 
+_MOST_GIGABYTES = 40  # of int4, in the table of sizes: what edge machines may have
+
+
 def _sizes() -> str:
     """The rows of sizes, of what `bench/scripts/family_sizes.py` wrote."""
     path = DOCS.parent / "bench" / "scripts" / "family_figures.json"
@@ -417,6 +420,7 @@ def _sizes() -> str:
             f"{each['token']:,.0f}" + (f"; states {each['states']:.1f} MB" if each["states"] else ""),
         )
         for name, each in sorted(figures.items(), key=lambda item: str(item[1]["kind"]))
+        if each["int4"] <= _MOST_GIGABYTES
     )  # fmt: skip
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
