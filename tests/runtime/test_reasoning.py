@@ -286,52 +286,40 @@ def harmony(tmp_path_factory: pytest.TempPathFactory) -> Marked:
     return Marked(tmp_path_factory.mktemp("harmony"), "<|channel|>commentary", MARKS)
 
 
-@pytest.mark.parametrize("free", [False, True])
-def test_calls_of_gpt_oss_follow_their_schemas(harmony: Marked, free: bool) -> None:
-    form = ToolFormat.of_template(harmony.chat_template)
-    assert form is not None
-    source = source_of_calls(form, TOOLS, None, cast("TextTokenizer", harmony), free=free)
-    if not free:
-        source = harmony.reasoning("<|start|>assistant").before(source)
-    for head in (CALL, f"{CALL} <|constrain|>json"):
-        call = f'{head}<|message|>{{"day": "Mon"}}<|call|>'
-        assert harmony.allows(source, call)
-        assert harmony.allows(source, f"{ANALYSIS}Which day? Mon.{NEXT}{call}")
-        assert harmony.allows(source, f"{ANALYSIS}A.{NEXT}{ANALYSIS}B.{NEXT}{call}")
-        assert not harmony.allows(source, call.replace("Mon", "Sun"))
-        assert not harmony.allows(source, call.replace("look_up", "look_in"))
-        thoughts, passed = form_of(harmony.chat_template).parse(f"{ANALYSIS}A.{NEXT}{call}")
-        assert (thoughts, form.parse(passed)[1]) == ("A.", [ToolCall("look_up", '{"day": "Mon"}')])
-    assert harmony.allows(source, f"{ANALYSIS}A.{NEXT}{FINAL}Monday.") == free
-    assert harmony.allows(source, "Monday.") == free
-    assert not harmony.allows(source, f'{CALL}<|message|>{{"day": "Mon"}}<|call|>', spelled=True) or free
+CALLED, THOUGHT = f'{CALL}<|message|>{{"day": "Mon"}}<|call|>', f"{ANALYSIS}A.{NEXT}"
+OF_CALLS = [begun + call for call in (CALLED, CALLED.replace("<|m", " <|constrain|>json<|m"))
+            for begun in ("", f"{ANALYSIS}Which day? Mon.{NEXT}", f"{THOUGHT}{ANALYSIS}B.{NEXT}")]  # fmt: skip
+NOT_OF_CALLS = [CALLED.replace("Mon", "Sun"), CALLED.replace("look_up", "look_in")]
+YES = GrammarSource("regex", "yes|no")
 
 
-def test_a_schema_beside_tools_of_gpt_oss(harmony: Marked) -> None:
-    form = ToolFormat.of_template(harmony.chat_template)
-    assert form is not None
-    tokenizer = cast("TextTokenizer", harmony)
-    made = source_of_calls(form, TOOLS, None, tokenizer, free=True, schema={"enum": ["Mon", "Tue"]})
-    source = harmony.reasoning("<|start|>assistant").before(made)
-    for thoughts in ("", f"{ANALYSIS}A.{NEXT}"):
-        assert harmony.allows(source, f'{thoughts}{CALL}<|message|>{{"day": "Mon"}}<|call|>')
-        assert harmony.allows(source, f'{thoughts}{FINAL}"Tue"')
-        assert not harmony.allows(source, f"{thoughts}{FINAL}Tuesday")
-
-
-def test_an_answer_of_gpt_oss_follows_a_grammar_after_its_analyses(harmony: Marked) -> None:
-    source = harmony.reasoning("<|start|>assistant").before(GrammarSource("regex", "yes|no"))
-    for text in (
-        f"{FINAL}yes",
-        f"{ANALYSIS}Well, maybe. {NEXT}{FINAL}no",
-        f"{ANALYSIS}A.{NEXT}{ANALYSIS}B.{NEXT}{FINAL}no",
-    ):
-        assert harmony.allows(source, text)
-    for text in ("yes", f"{FINAL}maybe", f"{ANALYSIS}yes", f"{ANALYSIS}A.{NEXT}{FINAL}maybe", f"{CALL}<|message|>yes"):
-        assert not harmony.allows(source, text)
-    opened = harmony.reasoning(f"<|start|>assistant{ANALYSIS}").before(GrammarSource("regex", "yes|no"))
-    assert harmony.allows(opened, f"Maybe.{NEXT}{FINAL}yes")
-    assert not harmony.allows(opened, f"{FINAL}yes")
+@pytest.mark.parametrize(("asked", "begun", "allowed", "refused"), [
+    ({"free": False}, "", OF_CALLS, [*NOT_OF_CALLS, f"{THOUGHT}{FINAL}Monday.", "Monday."]),
+    ({"free": True}, None, [*OF_CALLS, f"{THOUGHT}{FINAL}Monday.", "Monday."], NOT_OF_CALLS),
+    ({"free": True, "schema": {"enum": ["Mon", "Tue"]}}, "",
+     [f"{begun}{text}" for begun in ("", THOUGHT) for text in (CALLED, f'{FINAL}"Tue"')],
+     [f"{begun}{FINAL}Tuesday" for begun in ("", THOUGHT)]),
+    (YES, "", [f"{FINAL}yes", f"{ANALYSIS}Well, maybe. {NEXT}{FINAL}no", f"{THOUGHT}{ANALYSIS}B.{NEXT}{FINAL}no"],
+     ["yes", f"{FINAL}maybe", f"{ANALYSIS}yes", f"{THOUGHT}{FINAL}maybe", f"{CALL}<|message|>yes"]),
+    (YES, ANALYSIS, [f"Maybe.{NEXT}{FINAL}yes"], [f"{FINAL}yes"]),
+], ids=["calls", "calls or text", "calls or a schema", "grammar", "grammar after a thought"])  # fmt: skip
+def test_answers_of_gpt_oss_follow_grammars(
+    harmony: Marked, asked: Any, begun: str | None, allowed: list[str], refused: list[str]
+) -> None:
+    """After its analyses. begun: the turn's text; None: the grammar is not put after reasoning."""
+    source = asked
+    if isinstance(asked, dict):
+        form = ToolFormat.of_template(harmony.chat_template)
+        assert form is not None
+        source = source_of_calls(form, TOOLS, None, cast("TextTokenizer", harmony), **asked)
+        assert form.parse(form_of(harmony.chat_template).parse(THOUGHT + CALLED)[1])[1] == [
+            ToolCall("look_up", '{"day": "Mon"}')
+        ]
+    if begun is not None:
+        source = harmony.reasoning(f"<|start|>assistant{begun}").before(source)
+        assert not harmony.allows(source, allowed[0], spelled=True)
+    assert all(harmony.allows(source, text) for text in allowed)
+    assert not any(harmony.allows(source, text) for text in refused)
 
 
 @pytest.mark.parametrize(("sign", "begin", "end", "special"), [

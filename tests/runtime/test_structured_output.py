@@ -66,7 +66,7 @@ def test_random_models_write_valid_json(engine: outrider.Engine, schema: dict[st
 
 @pytest.mark.parametrize("sampling", ["rejection", "token-rejection", "threshold", "typical"])
 def test_modes_whose_text_depends_on_drafts_are_valid_too(engine: outrider.Engine, sampling: str) -> None:
-    for seed, drafter in itertools.product(range(3), (None, "suffix", "draft")):
+    for seed, drafter in itertools.product(range(2), ("suffix", "draft")):
         options = {"temperature": 1.0, "sampling": sampling, "seed": seed, "num_assistant_tokens": 4}
         result = text_of(engine, json_schema=SCHEMAS["object"], drafter=drafter, **options)
         jsonschema.validate(json.loads(result.text), SCHEMAS["object"])

@@ -70,6 +70,13 @@ ITEMS: list[Any] = [
     {"role": "user", "content": [{"type": "input_image", "image_url": PNG}]},
 ]
 IMAGE = {"type": "image_url", "image_url": {"url": PNG, "detail": None}}
+# By API: a last turn that has only a thought.
+HM: list[tuple[Dialect, dict[str, Any]]] = [
+    (CHAT, {"role": "assistant", "content": "", "reasoning_content": "Hm. It"}),
+    (RESPONSES, {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm. It"}]}),
+    (MESSAGES, {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm. It", "signature": ""}]}),
+    (OLLAMA_CHAT, {"role": "assistant", "content": "", "thinking": "Hm. It"}),
+]
 # Of an API: a body's fields, and the prompt and some of the options that they ask for.
 ASKED: list[tuple[Dialect, dict[str, Any], Any, dict[str, Any]]] = [
     (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}, HELLO, {"json_schema": True}),
@@ -122,6 +129,8 @@ ASKED: list[tuple[Dialect, dict[str, Any], Any, dict[str, Any]]] = [
      {"max_new_tokens": 3}),
     (INFILL, VIM, Infill("def f():\n", "\nf()", "    ret", [("a.py", "x = 1\n")], "input_suffix"),
      {"max_new_tokens": 128, "top_k": 40, "temperature": 0.0}),
+    *((dialect, {"input" if dialect is RESPONSES else "messages": [*HELLO, turn]}, [*HELLO, HM[0][1]],
+       {"continue_final_message": True, "chat_template": True}) for dialect, turn in HM),
 ]  # fmt: skip
 
 
@@ -274,6 +283,18 @@ def test_the_same_answer_in_each_api_s_words(name: str) -> None:
     streamed(dialect, cut, chunks_of(TEXT))
     said = [[(part.kind, part.name, part.text) for part in answer.choices[0].parts] for answer in (whole, cut)]
     assert said[0] == said[1]
+
+
+@pytest.mark.parametrize(("fields", "content", "reasoning"), [
+    ({}, "So.", "Hm."), ({"reasoning_format": "none"}, "<think>Hm.</think>So.", None),
+    ({"include_reasoning": False}, "So.", None), ({"reasoning": {"exclude": True}}, "So.", None),
+])  # fmt: skip
+def test_reasoning_is_left_in_the_text_or_out_of_the_answer(
+    fields: dict[str, Any], content: str, reasoning: str | None
+) -> None:
+    whole = body_of(CHAT, answer_of(CHAT, TEMPLATE, messages=HELLO, **fields), "<think>Hm.</think>So.")
+    message = msgspec.to_builtins(whole)["choices"][0]["message"]
+    assert (message["content"], message.get("reasoning_content")) == (content, reasoning)
 
 
 def test_a_call_that_is_required_is_not_repeated() -> None:

@@ -77,33 +77,11 @@ def test_reasoning_comes_apart_from_the_content(thinker: Live) -> None:
     assert "".join(delta.get("content", "") for delta in deltas) == message["content"]
 
 
-def test_it_is_left_in_the_text_or_out_of_the_answer(thinker: Live) -> None:
-    whole = post(thinker, CHAT, THINKING | {"reasoning_format": "none"})["choices"][0]["message"]
-    apart = post(thinker, CHAT, THINKING)["choices"][0]["message"]
-    assert "</think>" in whole["content"]
-    assert "reasoning_content" not in whole
-    for fields in ({"include_reasoning": False}, {"reasoning": {"exclude": True}}):
-        left = post(thinker, CHAT, THINKING | fields)["choices"][0]["message"]
-        assert left["content"] == apart["content"]
-        assert "reasoning_content" not in left
-
-
-def test_a_model_that_is_told_not_to_think_does_not(thinker: Live) -> None:
-    for fields in ({"enable_thinking": False}, {"reasoning_effort": "none"}, {"thinking": {"type": "disabled"}}):
-        message = post(thinker, CHAT, THINKING | fields)["choices"][0]["message"]
-        assert "reasoning_content" not in message
-        assert message["content"]
-
-
 def test_stop_strings_are_looked_for_in_the_content(thinker: Live) -> None:
     engine = thinker.engine()
     asked: dict[str, Any] = {
-        "max_new_tokens": 24,
-        "reasoning_budget": 6,
-        "ignore_eos": True,
-        "temperature": 1,
-        "seed": 3,
-    }
+        "max_new_tokens": 24, "reasoning_budget": 6, "ignore_eos": True, "temperature": 1, "seed": 3,
+    }  # fmt: skip
     plain = engine.generate(HELLO, **asked)
     thoughts, _, content = plain.text.partition("</think>")
     stop = next(letter for letter in thoughts if letter not in content)
@@ -118,28 +96,13 @@ def test_stop_strings_are_looked_for_in_the_content(thinker: Live) -> None:
     assert left["choices"][0]["message"]["content"] == within.text
 
 
-HM: dict[str, dict[str, Any]] = {  # a last turn that has only a thought, by API
-    CHAT: {"role": "assistant", "content": "", "reasoning_content": "Hm. It"},
-    RESPONSES: {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm. It"}]},
-    "/v1/messages": {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm. It", "signature": ""}]},
-    "/api/chat": {"role": "assistant", "content": "", "thinking": "Hm. It"},
-}
-
-
-@pytest.mark.parametrize("path", HM)
-def test_every_api_goes_on_within_the_reasoning(thinker: Live, path: str) -> None:
+@pytest.mark.parametrize("turn", [{"content": "", "reasoning_content": "Hm. It"}, {"content": "<think>\nHm. It"}])
+def test_an_answer_goes_on_within_the_reasoning(thinker: Live, turn: dict[str, Any]) -> None:
     """This model never ends it: all that comes is reasoning."""
-    for turn in (HM[path], {"role": "assistant", "content": "<think>\nHm. It"}):
-        turns, limit = [*HELLO, turn], "max_output_tokens" if path == RESPONSES else "max_tokens"
-        given = {"options": {"num_predict": 6}, "stream": False} if path == "/api/chat" else {limit: 6}
-        answer = post(thinker, path, {"model": "tiny", "input" if path == RESPONSES else "messages": turns, **given})
-        if path in (CHAT, "/api/chat"):
-            message = answer["message"] if path == "/api/chat" else answer["choices"][0]["message"]
-            assert message.get("reasoning_content") or message.get("thinking")
-            assert not message["content"]
-        else:
-            first = answer["output" if path == RESPONSES else "content"][0]
-            assert first["type"] in ("reasoning", "thinking")
+    asked = {"model": "tiny", "messages": [*HELLO, {"role": "assistant", **turn}], "max_tokens": 6}
+    message = post(thinker, CHAT, asked)["choices"][0]["message"]
+    assert message["reasoning_content"]
+    assert not message["content"]
 
 
 def test_responses_have_reasoning_items(thinker: Live) -> None:

@@ -476,7 +476,9 @@ def test_variables_of_the_template_have_many_names() -> None:
     thinks = {"enable_thinking": True, "thinking": True}
     assert options(enable_thinking=True)["chat_template_kwargs"] == thinks
     assert options(thinking={"type": "enabled"})["chat_template_kwargs"] == thinks
-    not_at_all = {"reasoning_effort": "none", "enable_thinking": False, "thinking": False}
+    off = {"enable_thinking": False, "thinking": False}
+    assert options(thinking={"type": "disabled"})["chat_template_kwargs"] == off
+    not_at_all = {"reasoning_effort": "none", **off}
     assert options(reasoning_effort="none")["chat_template_kwargs"] == not_at_all
     assert options(reasoning={"effort": "none"})["chat_template_kwargs"] == not_at_all
     given = options(enable_thinking=True, chat_template_kwargs={"enable_thinking": False})
