@@ -6,11 +6,16 @@ from typing import Any
 import msgspec
 
 from hybrids import save_hybrid
+from in_the_loop import new_request
 from outrider.bundle import Bundle, Format
 from outrider.bundle.folder import read_bundle
 from outrider.bundle.manifest import write_manifest
+from outrider.config import GenerationConfig
+from outrider.decoding.answer import Answer
 from outrider.testing import save_toy_bundle
-from outrider.tokens.grammar import Grammars
+from outrider.tokens.grammar import Grammars, GrammarSource
+from outrider.tokens.sampling import LogitsSampler
+from outrider.tokens.verifiers import Coupled
 from tiny import train_tokenizer
 
 VOCAB_SIZE = 404
@@ -119,3 +124,11 @@ def new_grammars(folder: Path) -> Grammars:
     """Compiles grammars with a tokenizer that is saved to this folder."""
     train_tokenizer().save(str(folder / "tokenizer.json"))
     return Grammars(folder, VOCAB_SIZE, EOS)
+
+
+def make_request(grammars: Grammars, source: GrammarSource, drafter: Any = None, **fields: Any) -> Answer:
+    """A sampled answer that follows a grammar. drafter, fields: see `new_request`."""
+    state = grammars.new_state(source)
+    sampler = LogitsSampler(GenerationConfig(temperature=1.0), [7, 8], grammar=state)
+    given: dict[str, Any] = {"verifier": Coupled(), "max_new_tokens": 200, "eos_token_ids": frozenset(EOS)}
+    return new_request([7, 8], drafter, sampler=sampler, grammar=state, reuse=False, **given | fields)

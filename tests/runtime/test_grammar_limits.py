@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 import outrider
-from grammars import EOS, SCHEMAS, VOCAB_SIZE, new_grammars
+from grammars import EOS, SCHEMAS, VOCAB_SIZE, make_request, new_grammars
 from in_the_loop import new_request, run
-from outrider.config import GenerationConfig
 from outrider.decoding.answer import Answer
 from outrider.decoding.loop import step
 from outrider.decoding.row_budget import RowBudget
@@ -25,9 +24,7 @@ from outrider.errors import EngineClosed, NoTokenLeft, OptionError
 from outrider.testing import FakeBackend
 from outrider.tokens.grammar import GrammarLimits, Grammars, GrammarSource, trials
 from outrider.tokens.grammar.state import Pace
-from outrider.tokens.sampling import LogitsSampler
-from outrider.tokens.verifiers import Coupled
-from outrider.types import Draft, Drafter, Noise
+from outrider.types import Draft, Drafter
 
 ATTACK = GrammarSource("grammar", "start: A\nA: " + " & ".join(f"/(?s:.*)w{i}(?s:.*)/" for i in range(26)))
 DEAR = [
@@ -263,13 +260,6 @@ def test_grammars_that_are_made_to_hurt(make: Callable[..., Grammars], sources: 
 
 
 # Masks
-
-
-def make_request(grammars: Grammars, source: GrammarSource, **fields: Any) -> Answer:
-    state = grammars.new_state(source)
-    sampler = LogitsSampler(GenerationConfig(temperature=1.0), [7, 8], grammar=state)
-    given: dict[str, Any] = {"verifier": Coupled(), "noise": Noise(0), "max_new_tokens": 60, "reuse": False}
-    return new_request([7, 8], sampler=sampler, eos_token_ids=frozenset(EOS), grammar=state, **given | fields)
 
 
 def state_of(request: Answer) -> Any:

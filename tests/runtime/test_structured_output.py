@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import outrider
-from grammars import EOS, SCHEMAS, VOCAB_SIZE, new_grammars, save_pair
-from in_the_loop import new_request, run, say
+from grammars import EOS, SCHEMAS, VOCAB_SIZE, make_request, new_grammars, save_pair
+from in_the_loop import run, say
 from outrider.config import GenerationConfig
 from outrider.decoding.answer import Answer
 from outrider.decoding.checks import _allowed
@@ -24,7 +24,7 @@ from outrider.testing import FakeBackend, FakeHead
 from outrider.tokens.grammar import Grammars, GrammarSource
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy, TokenRejection
-from outrider.types import Distribution, Draft, Drafter, LogitsRow, Noise, Verifier
+from outrider.types import Distribution, Draft, Drafter, LogitsRow, Noise
 from outrider_bench.verify.exact import chi_square_p_value
 from tiny import train_tokenizer
 
@@ -165,27 +165,6 @@ def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
     return new_grammars(tmp_path_factory.mktemp("tokenizer"))
 
 
-def make_request(
-    grammars: Grammars,
-    source: GrammarSource,
-    drafter: Drafter | None = None,
-    verifier: Verifier | None = None,
-    seed: int = 0,
-) -> Answer:
-    state = grammars.new_state(source)
-    return new_request(
-        [7, 8],
-        drafter,
-        sampler=LogitsSampler(GenerationConfig(temperature=1.0), [7, 8], grammar=state),
-        verifier=verifier or Coupled(),
-        noise=Noise(seed),
-        max_new_tokens=200,
-        eos_token_ids=frozenset(EOS),
-        grammar=state,
-        reuse=False,
-    )
-
-
 def answer(main: FakeBackend, *requests: Answer) -> list[list[int]]:
     return [token_ids[2:] for token_ids in run(main, *requests, rows=64)]
 
@@ -208,7 +187,7 @@ def test_heads_see_the_masks(grammars: Grammars, kind: Any) -> None:
         for schema in SCHEMAS.values():
             source = GrammarSource("json_schema", json.dumps(schema))
             (plain,) = answer(main, make_request(grammars, source, verifier=verifier))
-            drafted = make_request(grammars, source, made[kind](), verifier)
+            drafted = make_request(grammars, source, made[kind](), verifier=verifier)
             assert answer(main, drafted) == [plain]
             grammar = grammars.new_state(source)
             assert grammar.num_until_complete(plain) == len(plain)
@@ -322,7 +301,7 @@ def test_rejection_samples_the_masked_distribution(grammars: Grammars, verifier:
     model = DraftModel(draft, context_length=2000, reuse=False)
     counts: Counter[tuple[int, ...]] = Counter()
     for seed in range(50):
-        many = [make_request(grammars, source, model, verifier, seed * 50 + i) for i in range(50)]
+        many = [make_request(grammars, source, model, verifier=verifier, noise=Noise(seed * 50 + i)) for i in range(50)]
         counts.update(map(tuple, answer(main, *many)))
     assert chi_square_p_value(counts, expected) > 1e-6
 
