@@ -100,6 +100,7 @@ ASKED: list[tuple[Dialect, dict[str, Any], Any, dict[str, Any]]] = [
         "type": "json_schema", "name": "n", "schema": SCHEMA}}, "include": ["message.output_text.logprobs"]},
      [{"role": "system", "content": "Be brief."}, *HELLO],
      {"max_new_tokens": 9, "json_schema": SCHEMA, "logprobs": 0, "chat_template": True}),
+    (RESPONSES, {"input": "Hi", "text": {"format": {"type": "json_object"}}}, HELLO, {"json_schema": True}),
     (RESPONSES, {"input": ITEMS, "instructions": "Be kind.", "tools": [{"type": "function", **FUNCTION}], "top_k": 9,
                  "tool_choice": {"type": "function", "name": "look"}, "seed": -2, "top_logprobs": 2}, [
         {"role": "system", "content": "Be kind.\n\nBe brief."}, {"role": "user", "content": "Why is\nit?"},
