@@ -119,27 +119,6 @@ def test_turns_are_as_templates_know_them() -> None:
     assert [*choice.options["tools"][0]] == ["type", "function"]
     (choice,) = choices_of_chat(asked(ChatRequest, messages=turns[:2]))
     assert (len(choice.prompt), choice.options.get("continue_final_message")) == (2, None)  # calls are whole
-    assert asked(ChatRequest, messages=HELLO, max_new_tokens=5, stop_sequences=["x"]) == asked(
-        ChatRequest, messages=HELLO, max_tokens=5, stop=["x"]
-    )
-
-
-def test_fields_of_others_mean_the_same() -> None:
-    biased = asked(ChatRequest, messages=HELLO, logit_bias=[[5, 1.5], [7, False]], banned_token_ids=[9])
-    assert biased == asked(ChatRequest, messages=HELLO, logit_bias={"5": 1.5}, banned_token_ids=[9, 7])
-    schema = {"type": "object"}
-    form = {"type": "json_schema", "json_schema": {"schema": schema}}
-    assert asked(ChatRequest, messages=HELLO, json_schema=schema) == asked(
-        ChatRequest, messages=HELLO, response_format=form
-    )
-    assert asked(ChatRequest, messages=HELLO, think="high") == asked(
-        ChatRequest, messages=HELLO, reasoning_effort="high"
-    )
-    for name in ("max_tokens", "max_completion_tokens"):
-        assert asked(ResponseRequest, input="a", **{name: 5}) == asked(ResponseRequest, input="a", max_output_tokens=5)
-    assert asked(CompletionRequest, prompt="a", logprobs=True) == asked(CompletionRequest, prompt="a", logprobs=1)
-    for given in ({"guided_grammar": 'root ::= "a"'}, {"structured_outputs": {"grammar": 'root ::= "a"'}}):
-        assert asked(ChatRequest, messages=HELLO, **given).grammar == 'root ::= "a"'
 
 
 @pytest.mark.parametrize(("kind", "fields", "message"), [
@@ -535,13 +514,28 @@ SHAPED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "any object": ({"structured_outputs": {"json_object": True}}, {"response_format": {"type": "json_object"}}),
     "fills the context": ({"max_tokens": -2}, {"max_tokens": 2**40}),
+    "Hugging Face's names": ({"max_new_tokens": 5, "stop_sequences": ["x"]}, {"max_tokens": 5, "stop": ["x"]}),
+    "pairs of biases": (
+        {"logit_bias": [[5, 1.5], [7, False]], "banned_token_ids": [9]},
+        {"logit_bias": {"5": 1.5}, "banned_token_ids": [9, 7]},
+    ),
+    "a schema by our name": ({"json_schema": SCHEMA}, {"guided_json": SCHEMA}),
+    "think": ({"think": "high"}, {"reasoning_effort": "high"}),
+    "guided_grammar": ({"guided_grammar": 'root ::= "a"'}, {"grammar": 'root ::= "a"'}),
+    "a structured grammar": ({"structured_outputs": {"grammar": 'root ::= "a"'}}, {"grammar": 'root ::= "a"'}),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", SHAPED)
 def test_other_shapes_mean_the_same(case: str) -> None:
     theirs, ours = SHAPED[case]
-    assert options(**theirs) == options(**ours)
+    assert options(**theirs) == options(**ours) != options()
+
+
+def test_other_names_of_other_requests_mean_the_same() -> None:
+    for name in ("max_tokens", "max_completion_tokens"):
+        assert asked(ResponseRequest, input="a", **{name: 5}) == asked(ResponseRequest, input="a", max_output_tokens=5)
+    assert asked(CompletionRequest, prompt="a", logprobs=True) == asked(CompletionRequest, prompt="a", logprobs=1)
 
 
 def test_items_of_other_tools_are_calls_or_skipped() -> None:
