@@ -22,8 +22,8 @@ from outrider_export.weights_choice import choice
 from outrider_export.weights_choice import slices as form_slices
 from outrider_export.weights_choice.slices import FormSlices, Whole, time_slices
 
-ALONE = Machine("AVX2 alone", ("onnx int4", "openvino int8"), ("onnx int4", "openvino int4"), 81_920)
-VNNI = Machine("VNNI", ("openvino int8",), ("onnx int4", "openvino int4"), 81_920)
+ALONE = Machine("AVX2 alone", ("onnx int4", "openvino int8"), ("onnx int4", "openvino int4"), 81_920, 0.1)
+VNNI = Machine("VNNI", ("openvino int8",), ("onnx int4", "openvino int4"), 81_920, 0.1)
 O8, O4, X8, X4 = "openvino int8", "openvino int4", "onnx int8", "onnx int4"
 
 
