@@ -336,3 +336,67 @@ def test_ablations_find_their_places() -> None:
     for part in ablation["PARTS"]:
         with ablation["without"](part):
             pass
+
+
+# Lines of Python. A number is raised only in the commit that says why, and what was removed instead.
+MOST_LINES = {"runtime": 52_500, "export": 25_300, "bench": 7_900, "tests": 58_300}
+# What is longer than the rules for all others: 400 lines a file, 60 a function, 16 fields a class. Entries leave.
+LONG_FILES: dict[str, int] = {"archs.py": 570, "chunk_files.py": 401, "weights.py": 417}
+LONG_FUNCTIONS: dict[str, int] = {
+    "_convert": 65,
+    "_decoder": 93,
+    "answer": 66,
+    "assemble": 94,
+    "bench": 84,
+    "config_of": 90,
+    "generate": 68,
+    "openvino_toy": 75,
+    "save_toy_bundle": 92,
+    "serve": 78,
+    "tune": 95,
+    "tune_weights": 86,
+    "verify": 96,
+    "write_head": 69,
+}
+MANY_FIELDS: dict[str, int] = {
+    "ChatRequest": 19,
+    "Decoder": 27,
+    "GenerationConfig": 38,
+    "GenerationOptions": 38,
+    "ResponseObject": 26,
+    "Stats": 17,
+    "ToolFormat": 17,
+}
+
+
+def lengths() -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+    """Files, functions and classes of the product, with their lines and fields."""
+    files: dict[str, int] = {}
+    functions: dict[str, int] = {}
+    classes: dict[str, int] = {}
+    for path in (path for package in ALL for path in package.rglob("*.py")):
+        files[path.name] = max(files.get(path.name, 0), len(path.read_text(encoding="utf-8").splitlines()))
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                functions[node.name] = max(functions.get(node.name, 0), length)
+            elif isinstance(node, ast.ClassDef):
+                classes[node.name] = sum(isinstance(each, ast.AnnAssign) for each in node.body)
+    return files, functions, classes
+
+
+def test_the_house_does_not_grow_unsaid() -> None:
+    for folder, most in MOST_LINES.items():
+        count = sum(
+            len(path.read_text(encoding="utf-8").splitlines())
+            for path in (ROOT / folder).rglob("*.py")
+            if ".cache" not in path.parts
+        )
+        assert count <= most, f"{folder} has {count:,} lines, and {most:,} are allowed"
+
+
+def test_files_functions_and_classes_are_short() -> None:
+    for found, most, known in zip(lengths(), (400, 60, 16), (LONG_FILES, LONG_FUNCTIONS, MANY_FIELDS), strict=True):
+        long = {name: count for name, count in found.items() if count > most}
+        assert {name: count for name, count in long.items() if count > known.get(name, most)} == {}
+        assert known.keys() <= long.keys(), "an entry that is short enough now leaves the list"
