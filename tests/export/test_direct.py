@@ -35,11 +35,12 @@ from outrider_export.describe.describe_file import describe_gguf
 from outrider_export.describe.geometry import check_ir, geometry_of_gguf
 from outrider_export.describe.plan import make_plan
 from outrider_export.direct import fp8
+from outrider_export.direct.arch import NotDirect
 from outrider_export.direct.archs import ARCHS
 from outrider_export.direct.blocks import MLP, MOE, Blocks, block_kinds
 from outrider_export.direct.codes import rounded
 from outrider_export.direct.convert import describe_layers, open_weights
-from outrider_export.direct.describe import NotDirect, describe
+from outrider_export.direct.describe import describe
 from outrider_export.direct.gguf_config import decoder_of
 from outrider_export.direct.graph import build
 from outrider_export.direct.pack import matrices_of, pack

@@ -13,8 +13,9 @@ from outrider.errors import ExportError
 from outrider_export.describe.geometry import geometry_of_config
 from outrider_export.describe.parts import report_of
 from outrider_export.describe.plan import check_route
+from outrider_export.direct.arch import NotDirect
 from outrider_export.direct.convert import convert
-from outrider_export.direct.describe import NotDirect, describe
+from outrider_export.direct.describe import describe
 from outrider_export.sources.safetensors import count_weights
 from outrider_export.sources.source import locate, read_config, text_part
 from shapes import CONFIGS, logits_of, make_model

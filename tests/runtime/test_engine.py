@@ -14,6 +14,7 @@ import pytest
 
 import outrider
 from outrider.bundle import Bundle
+from outrider.cli.progress import reading_shown
 from outrider.drafters import Suffix
 from outrider.engine import assembly
 from outrider.inputs.text import Tokenizer
@@ -34,6 +35,18 @@ def test_generate_and_stream_say_the_same(toy_engine: outrider.Engine) -> None:
     assert chunks[-1].result.token_ids == result.token_ids
     assert len(result.token_ids) == 40
     assert result.finish_reason == "length"
+
+
+def test_a_stream_says_how_far_its_prompt_is_read(toy_bundle: Bundle) -> None:
+    engine, prompt = load_toy(toy_bundle, max_num_batched_tokens=32), "hello " * 20
+    chunks = list(engine.stream(prompt, max_new_tokens=9, ignore_eos=True, prompt_progress=True))
+    progress, said = ([each for each in chunks if each.is_progress is kind] for kind in (True, False))
+    assert progress
+    assert progress == chunks[: len(progress)]
+    assert "".join(chunk.text for chunk in said) == engine.generate(prompt, max_new_tokens=9, ignore_eos=True).text
+    assert said[-1].stats.num_read_tokens == said[-1].stats.num_prompt_tokens > 32
+    assert [*reading_shown(chunks)] == said  # no terminal
+    engine.close()
 
 
 @pytest.mark.every_format

@@ -725,7 +725,7 @@ def test_strict_functions_are_free_to_call(engine: outrider.Engine, monkeypatch:
         made.append(more)
         return source_of_calls(*given, **more)
 
-    monkeypatch.setattr("outrider.engine.preparation.source_of_calls", recorded)
+    monkeypatch.setattr("outrider.engine.prompts.source_of_calls", recorded)
     strict = [{"type": "function", "function": {**tool["function"], "strict": True}} for tool in TOOLS]
     for options in ({}, {"temperature": 1.0, "seed": 4}):
         given: dict[str, Any] = {"max_new_tokens": 60, **options}
@@ -759,7 +759,7 @@ def test_the_answer_ends_with_its_first_call(
 ) -> None:
     if not by_grammar:
         monkeypatch.setattr(
-            "outrider.engine.preparation.source_of_calls", lambda *given, once, **more: source_of_calls(*given, **more)
+            "outrider.engine.prompts.source_of_calls", lambda *given, once, **more: source_of_calls(*given, **more)
         )
     given: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_new_tokens": 300, "temperature": 1.0}
     results = [engine.generate(MESSAGES, seed=seed, **given) for seed in range(12)]

@@ -13,9 +13,9 @@ from outrider.bundle.manifest import Geometry
 from outrider.errors import BundleError, ExportError
 from outrider.models.backends.attention import describe_windows, windows_of
 from outrider.system.core import new_core
+from outrider_export.direct.arch import NotDirect
 from outrider_export.direct.archs import ARCHS
 from outrider_export.direct.blocks import block_kinds
-from outrider_export.direct.describe import NotDirect
 from outrider_export.direct.gguf_config import kv_heads_of
 from outrider_export.sources.gguf_file import GGUFHeader, is_array
 from outrider_export.sources.source import configuring

@@ -20,9 +20,9 @@ from typing import Any
 
 from outrider.bundle.architectures import REFUSED
 from outrider.errors import ExportError
-from outrider_export.direct.arch import Arch
+from outrider_export.direct.arch import Arch, NotDirect
 from outrider_export.direct.archs import ARCHS
-from outrider_export.direct.describe import ACTIVATIONS, NotDirect, describe_as, settled
+from outrider_export.direct.describe import ACTIVATIONS, describe_as, settled
 from outrider_export.direct.latent import KV_A, KV_B, KV_NORM, QUERIES
 from outrider_export.direct.rope import rope_of
 from outrider_export.direct.states import STATES

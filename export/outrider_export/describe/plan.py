@@ -22,8 +22,9 @@ from outrider_export.describe.encoder_decoder import (
 )
 from outrider_export.describe.geometry import check_architecture, geometry_of_config, geometry_of_gguf
 from outrider_export.describe.vision import vision_of
+from outrider_export.direct.arch import NotDirect
 from outrider_export.direct.decoder import Decoder
-from outrider_export.direct.describe import NotDirect, describe
+from outrider_export.direct.describe import describe
 from outrider_export.direct.gguf_config import decoder_of
 from outrider_export.extras import check_extra
 from outrider_export.progress import Silent

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+
+class NotDirect(Exception):
+    """Raised for a model that needs the exporter with PyTorch; the message completes "it has …"."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,10 @@ class Arch:
     names: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)  # the same for keys of config.json
     defaults: Mapping[str, Any] = field(default_factory=dict)  # what Transformers takes for keys that are missing
+    adjust: Callable[[dict[str, Any]], None] | None = None  # has a configuration say what others' do; see `adjustments`
+    switches: tuple[str, ...] = ()  # keys that change what is computed, which the graph does not have
+    in_gguf: Mapping[str, Any] = field(default_factory=dict)  # keys of its GGUF files, whatever their metadata say
+    adjust_gguf: Callable[[dict[str, Any]], None] | None = None  # as `adjust`, of what the metadata say
     matrices: ArchMatrices = ArchMatrices()
     norms: Norms = Norms()
     # "scaled": embeddings are multiplied by the square root of their width. "normed": they have a norm without weights.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from outrider_export.direct import adjustments
 from outrider_export.direct.arch import Arch, ArchAttention, ArchExperts, ArchMatrices, Norms
 from outrider_export.direct.experts import CHOICE
 
@@ -227,6 +228,7 @@ _OF_MELLUM: dict[str, Any] = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     },
 }  # fmt: skip
+_NORMALISED = {"norm_topk_prob": True}  # llama.cpp divides the weights of experts by their sum always
 _BY_NAME = ArchAttention(windows="named", rotated="bases")
 _SINKS = {"self_attn.sinks.weight": "self_attn.sinks"}
 _NAMES_OF_GRANITE_MOE_SWA = _SINKS | {
@@ -304,22 +306,28 @@ ARCHS: dict[str, Arch] = {
             attention=ArchAttention(windows=4, rotated="sliding", gate="matrix"),
             experts=ArchExperts("sigmoid", "added", grouped=True), names=_NAMES_OF_AFMOE, keys=_KEYS_OF_AFMOE,
             defaults=_OF_AFMOE,
+            adjust=adjustments.afmoe,
         ),
         Arch(
             "arcee", "arcee", matrices=_GGUF_PAIRS, ungated=True,
             defaults={"hidden_act": "relu2", "rms_norm_eps": 1e-5},
         ),
         Arch("bailing_moe_v2", "bailingmoe2", **_BAILING, defaults=_OF_BAILING),
-        Arch("cohere", "command-r", **_COHERE, defaults=_OF_COHERE | {"rope_theta": 5e5}),
+        Arch(
+            "cohere", "command-r", **_COHERE, defaults=_OF_COHERE | {"rope_theta": 5e5}, switches=("use_qk_norm",),
+            adjust_gguf=adjustments.factor_in_gguf,
+        ),
         Arch(
             "cohere2", "cohere2", **_COHERE, attention=ArchAttention(windows=4, rotated="sliding"),
             defaults=_OF_COHERE | {"sliding_window": 4096},
+            adjust_gguf=adjustments.factor_in_gguf,
         ),
         Arch(
             "cohere2_moe", "cohere2moe", **_COHERE | {"keys": _KEYS_OF_COHERE_MOE},
             attention=ArchAttention(windows="named", rotated="sliding"),
             experts=ArchExperts("sigmoid", "averaged", grouped=True), names=_NAMES_OF_DEEPSEEK,
             defaults=_OF_COHERE_MOE,
+            adjust_gguf=adjustments.cohere2_moe_in_gguf,
         ),
         Arch(
             "deepseek_v2", "deepseek2", matrices=_PAIRS, attention=ArchAttention(latent=True),
@@ -341,6 +349,7 @@ ARCHS: dict[str, Arch] = {
             "ernie4_5_moe", "ernie4_5-moe", matrices=_PAIRS, experts=ArchExperts("softmax", "added", grouped=True),
             names=_NAMES_OF_DEEPSEEK | {f"{CHOICE}.bias": "mlp.moe_statics.e_score_correction_bias"},
             keys=_KEYS_OF_ERNIE_MOE, defaults=_OF_ERNIE_MOE,
+            in_gguf=_NORMALISED,
         ),
         Arch(
             "exaone", "exaone", names=_NAMES_OF_EXAONE, keys=_KEYS_OF_EXAONE,
@@ -361,11 +370,13 @@ ARCHS: dict[str, Arch] = {
         Arch(
             "gemma2", "gemma2", norms=_AROUND_ADDED, embedding="scaled", attention=ArchAttention(windows=2),
             defaults=_OF_GEMMA2 | {"final_logit_softcapping": 30.0},
+            adjust_gguf=adjustments.gemma_in_gguf(layers_of_27b=46),
         ),
         Arch(
             "gemma3_text", "gemma3", norms=_AROUND_ADDED, embedding="scaled",
             attention=ArchAttention(windows=6, local_theta=True),
             defaults=_OF_GEMMA2 | {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
+            adjust_gguf=adjustments.gemma_in_gguf(layers_of_27b=62),
         ),
         Arch(
             "glm", "chatglm", matrices=ArchMatrices(interleaved=True, gguf_interleaved=True, fused_mlp=True),
@@ -392,13 +403,18 @@ ARCHS: dict[str, Arch] = {
             "gemma4_text", "gemma4", norms=_AROUND, embedding="scaled",
             attention=ArchAttention(windows=6, local_theta=True), experts=ArchExperts("softmax", "beside"),
             layers="varied", names=_NAMES_OF_GEMMA4, keys={"num_experts_per_tok": "top_k_experts"}, defaults=_OF_GEMMA4,
+            adjust=adjustments.gemma4,
         ),
         Arch(
             "gpt_oss", "gpt-oss", attention=ArchAttention(windows=2), experts=ArchExperts("top_softmax", clamped=True),
             names=_NAMES_OF_GPT_OSS, keys=_LOCAL,
             defaults={"rms_norm_eps": 1e-5, "rope_theta": 150_000.0, "head_dim": 64, "sliding_window": 128},
+            adjust_gguf=adjustments.gpt_oss_in_gguf,
         ),
-        Arch("granite", "granite", matrices=_GGUF_PAIRS, defaults={"attention_multiplier": 1.0}),
+        Arch(
+            "granite", "granite", matrices=_GGUF_PAIRS, defaults={"attention_multiplier": 1.0},
+            adjust_gguf=adjustments.granite_in_gguf,
+        ),
         Arch(
             "granitemoe", "granitemoe", matrices=_GGUF_PAIRS, experts=ArchExperts("top_softmax"),
             names=_NAMES_OF_GRANITE_MOE, keys=_LOCAL, defaults={"attention_multiplier": 1.0},
@@ -428,6 +444,7 @@ ARCHS: dict[str, Arch] = {
         Arch(
             "hyperclovax", norms=Norms(after_attention="post_norm1", after_mlp="post_norm2"),
             keys={"use_sandwich_norm": "use_post_norm"},
+            adjust=adjustments.hyperclovax,
         ),
         Arch(
             "hunyuan_v1_dense", "hunyuan-dense", attention=ArchAttention(normed_after_rope=True),
@@ -438,6 +455,7 @@ ARCHS: dict[str, Arch] = {
             experts=ArchExperts("softmax", "added"), names=_NAMES_OF_HUNYUAN_MOE,
             keys={"num_experts_per_tok": "moe_topk", "moe_intermediate_size": "intermediate_size"},
             defaults={"rms_norm_eps": 1e-5, "norm_topk_prob": True},
+            in_gguf=_NORMALISED,
         ),
         Arch(
             "lfm2", "lfm2", norms=Norms("operator_norm", "", "ffn_norm", ""), names=_NAMES_OF_LFM2, keys=_KEYS_OF_LFM2,
@@ -461,15 +479,18 @@ ARCHS: dict[str, Arch] = {
             attention=ArchAttention(rotated="no_rope_layers", normed_after_rope=True, normed_heads=True, chunked=True),
             experts=ArchExperts("input", "added", by_columns=True, grouped=True), names=_NAMES_OF_LLAMA4,
             keys=_KEYS_OF_LLAMA4, defaults=_OF_LLAMA4,
+            adjust=adjustments.llama4,
         ),
         Arch(
             "mellum", "mellum", attention=ArchAttention(local_theta=True), experts=ArchExperts("softmax"),
             names=_NAMES_OF_QWEN_MOE, keys={"num_experts": "num_local_experts"}, defaults=_OF_MELLUM,
+            in_gguf=_NORMALISED,
         ),
         Arch(
             "minimax_m2", "minimax-m2", experts=ArchExperts("sigmoid", grouped=True),
             names=_NAMES_OF_MIXTRAL | {f"{CHOICE}.bias": "block_sparse_moe.e_score_correction_bias"}, keys=_LOCAL,
             defaults=_OF_MINIMAX_M2,
+            adjust=adjustments.minimax_m2, in_gguf=_NORMALISED,
         ),
         Arch("ministral", attention=ArchAttention(windows="all"), defaults={"sliding_window": 4096}),
         Arch(
@@ -497,9 +518,10 @@ ARCHS: dict[str, Arch] = {
             norms=replace(_AROUND, offset=1.0, plain=("model.norm.weight",)), embedding="normed",
             attention=ArchAttention(windows=-4, rotated="layer_rope_theta", normed_heads=True, gate="matrix"),
             names={"self_attn.output_gate": "self_attn.gate_proj"}, defaults=_OF_MUSE_GLIMMER,
+            in_gguf={"qk_scale_factor": 1.0}, adjust_gguf=adjustments.factor_in_gguf,
         ),
         Arch("olmo", norms=Norms(kind="layer"), defaults={"layer_norm_eps": 1e-5}),
-        Arch("olmo2", "olmo2", norms=_AFTER, defaults={"rms_norm_eps": 1e-5}),
+        Arch("olmo2", "olmo2", norms=_AFTER, defaults={"rms_norm_eps": 1e-5}, adjust_gguf=adjustments.olmo2_in_gguf),
         Arch(
             "olmo3", "olmo2", norms=_AFTER, attention=ArchAttention(windows=4, local_theta=True),
             defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096},
@@ -516,6 +538,7 @@ ARCHS: dict[str, Arch] = {
         Arch(
             "phi3", "phi3", matrices=ArchMatrices(fused=True, fused_mlp=True), attention=ArchAttention(windows="all"),
             defaults={"rms_norm_eps": 1e-5},
+            adjust=adjustments.phi3,
         ),
         Arch("qwen2", "qwen2", attention=ArchAttention(windows="late"), defaults={"max_window_layers": 28}),
         Arch(
@@ -544,6 +567,7 @@ ARCHS: dict[str, Arch] = {
         Arch(
             "qwen3_moe", "qwen3moe", attention=ArchAttention(windows="late"), experts=ArchExperts("softmax"),
             names=_NAMES_OF_QWEN_MOE, keys={"num_experts": "num_local_experts"}, defaults={"max_window_layers": 28},
+            in_gguf=_NORMALISED,
         ),
         Arch("sarvam_moe", **_BAILING, defaults=_OF_SARVAM),
         Arch("seed_oss", "seed_oss", defaults={"head_dim": 128}),

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from outrider.bundle.fields import MOST_LAYERS, MOST_WIDTH
-from outrider_export.direct.arch import Arch
+from outrider_export.direct.arch import Arch, NotDirect
 from outrider_export.direct.archs import ARCHS
 from outrider_export.direct.blocks import MLP, MOE, Blocks, block_kinds
 from outrider_export.direct.decoder import Decoder, Layer
@@ -22,7 +22,6 @@ from outrider_export.direct.states import STATES, State
 from outrider_export.direct.streams import cutoffs_of, streams_of
 
 SLIDING = "sliding_attention"
-_CHUNKED = "chunked_attention"
 _ATTENTION = (SLIDING, FULL, "attention")
 ACTIVATIONS = {
     "silu": "silu",
@@ -35,10 +34,6 @@ _BY_BASE = ("layer_rope_theta", "bases")  # how layers that each name a base of 
 _UNGATED = {"relu2": "relu2"}  # activations of feed-forward parts without a gate, too
 # Switches that change what is computed, in a way that the graph does not have.
 _SWITCHES = ("clip_qkv", "qk_layernorm", "use_parallel_residual", "use_bidirectional_attention", "use_cla", "norm_head")
-
-
-class NotDirect(Exception):
-    """Raised for a model that needs the exporter with PyTorch; the message completes "it has …"."""
 
 
 def describe(config: Mapping[str, Any]) -> Decoder:
@@ -68,19 +63,11 @@ def settled(arch: Arch, config: Mapping[str, Any]) -> dict[str, Any]:
         config["layer_types"] = ["mamba" if each == "linear_attention" else each for each in config["layer_types"]]
     if config.get("use_bidirectional_attention") == "vision":  # among the tokens of an image
         config["use_bidirectional_attention"] = False
-    if arch.attention.chunked:
-        _settle_chunks(config)
-    if arch.name == "minimax_m2" and "rotary_dim" in config:
-        config["partial_rotary_factor"] = config["rotary_dim"] / config["head_dim"]
     for key in ("num_experts", "num_experts_per_tok"):  # which Hunyuan's say by layer
         if isinstance(each := config.get(key), list) and len({*each}) == 1:
             config[key] = each[0]
-    if arch.name == "gemma4_text":
-        _settle(config)
-    if arch.name == "hyperclovax" and "logits_scaling" in config:  # a factor, where Granite has a divisor
-        config["logits_scaling"] = 1 / config["logits_scaling"]
-    if arch.name == "afmoe" and not config.get("mup_enabled"):
-        config["embedding_multiplier"] = 1.0
+    if arch.adjust is not None:
+        arch.adjust(config)
     if isinstance(sizes := config.get("intermediate_size"), list) and arch.varied and sizes:
         config |= {"intermediate_size": max(sizes), "intermediate_sizes": sizes}
     return config
@@ -89,11 +76,9 @@ def settled(arch: Arch, config: Mapping[str, Any]) -> dict[str, Any]:
 def describe_as(arch: Arch, config: dict[str, Any]) -> Decoder:
     """The decoder of an architecture, as `describe`. config: as `settled` makes it."""
     activations = ACTIVATIONS | _UNGATED if arch.ungated else ACTIVATIONS
-    for switch in _SWITCHES:
+    for switch in (*_SWITCHES, *arch.switches):
         if config.get(switch):
             raise NotDirect(f"{switch}={config[switch]!r}")
-    if arch.name == "cohere" and config.get("use_qk_norm"):
-        raise NotDirect("norms of queries and keys by mean and variance (use_qk_norm)")
     if config.get("num_local_experts") and not arch.experts.router:
         raise NotDirect(f"num_local_experts={config['num_local_experts']!r}")
     given = config.get("hidden_activation") or config.get("hidden_act") or "silu"
@@ -106,34 +91,6 @@ def describe_as(arch: Arch, config: dict[str, Any]) -> Decoder:
         raise NotDirect(f"no {error.args[0]!r} in its configuration") from error
     except (TypeError, ValueError) as error:
         raise NotDirect(str(error)) from error
-
-
-def _settle(config: dict[str, Any]) -> None:
-    """Have a configuration of Gemma 4 say what Transformers takes it for."""
-    if isinstance(kinds := config.get("layer_types"), list) and kinds:
-        config["layer_types"] = [*kinds[:-1], FULL]
-    if not config.get("enable_moe_block"):
-        config["num_experts"] = 0
-    if by_layer := config.get("per_layer_config"):  # as newer Transformers save it
-        full = {i for i, kind in enumerate(config["layer_types"]) if kind == FULL}
-        sizes = [by_layer[number] for number in by_layer]
-        if {*map(int, by_layer)} != full or any(each != sizes[0] for each in sizes):
-            raise NotDirect(f"per_layer_config={by_layer}")
-        config["global_head_dim"] = sizes[0].get("head_dim", config["head_dim"])
-        config["num_global_key_value_heads"] = sizes[0].get("num_key_value_heads", config["num_key_value_heads"])
-
-
-def _settle_chunks(config: dict[str, Any]) -> None:
-    """Have a configuration of Llama 4 name its layers as those of others: within a chunk, they attend to all tokens."""
-    kinds = config.get("layer_types")
-    if kinds and _CHUNKED not in kinds:
-        config.pop("attention_chunk_size", None)
-    config.pop("layer_types", None)
-    if (of_experts := config.get("moe_layers")) is not None:
-        every = range(int(config["num_hidden_layers"]))
-        config |= {"decoder_sparse_step": 1, "mlp_only_layers": [i for i in every if i not in of_experts]}
-    if not config["decoder_sparse_step"]:
-        config |= {"decoder_sparse_step": 1, "num_experts": 0}
 
 
 def _decoder(arch: Arch, config: dict[str, Any], activation: str) -> Decoder:
@@ -326,8 +283,6 @@ def _ropes(arch: Arch, config: Mapping[str, Any], sizes: Mapping[str, int]) -> t
     if "original_max_position_embeddings" in config:
         settings["original_max_position_embeddings"] = config["original_max_position_embeddings"]
     kind = settings.get("rope_type") or settings.get("type")
-    if arch.name == "phi3" and kind in ("su", "yarn"):
-        kind = settings["rope_type"] = "longrope"
     limit = int(settings["original_max_position_embeddings"]) if kind == "longrope" else None
     bases = _bases(arch, config) or [settings["rope_theta"]]
     every = {_of_base(i, base): settings | {"rope_theta": base} for i, base in enumerate(bases)}

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_export.direct.arch import Arch
+from outrider_export.direct.arch import Arch, NotDirect
 from outrider_export.direct.archs import ARCHS, BY_GGUF
 from outrider_export.direct.blocks import MLP, MOE
 from outrider_export.direct.decoder import Decoder
-from outrider_export.direct.describe import SLIDING, NotDirect, describe
+from outrider_export.direct.describe import SLIDING, describe
 from outrider_export.direct.gguf_latent import latent_config, name_of, unscaled
 from outrider_export.direct.gguf_varied import varied_config
 from outrider_export.direct.rope import Rope
@@ -40,7 +40,7 @@ _KEYS = {
     "moe_shared_expert_intermediate_size": "expert_shared_feed_forward_length", "moe_latent_size": "moe_latent_size",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "full_attention_interval": "full_attention_interval", "temperature_scale": "attention.temperature_scale",
-    "interleave_moe_layer_step": "interleave_moe_layer_step",
+    "interleave_moe_layer_step": "interleave_moe_layer_step", "rope_is_finetuned": "rope.scaling.finetuned",
 }  # fmt: skip
 _ROPE_KEYS = {
     "rope_type": "type", "factor": "factor", "original_max_position_embeddings": "original_context_length",
@@ -65,14 +65,9 @@ _RECURRENCES = {
     "granitemoehybrid": _MAMBA, "nemotron_h": _MAMBA,
     "qwen3_5_text": _DELTA_NET, "qwen3_5_moe_text": _DELTA_NET, "qwen3_next": _DELTA_NET,
 }  # fmt: skip
-# Whose weights of experts llama.cpp divides by their sum always.
-_NORMALISED = ("qwen3_moe", "ernie4_5_moe", "hunyuan_v1_moe", "mellum", "minimax_m2")
-# Whose `logit_scale` multiplies, and does not divide.
-_FACTORS = ("cohere", "cohere2", "cohere2_moe", "muse_glimmer_text")
 # By the architecture of a file, that of files with experts which has another name in config.json.
 _WITH_EXPERTS = {"llama": "mixtral", "granite_swa": "granitemoe_swa"}
 _NO_NORMS = 128  # experts of the Llama 4 that has no norms of queries and keys
-_LARGEST_GEMMA = (("gemma2", 46), ("gemma3_text", 62))  # 27B, whose scale is not of the head's size
 
 
 def decoder_of(header: GGUFHeader) -> Decoder:
@@ -124,8 +119,6 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
 
     if value := header.value(".rope.scaling.yarn_ext_factor"):  # which the graph does not have
         raise NotDirect(f"rope.scaling.yarn_ext_factor={value!r}")
-    if header.value(".rope.scaling.finetuned") is False and arch.name == "granite":
-        raise NotDirect("no rotation of queries and keys")
     config = {"sliding_window": None, "decoder_sparse_step": 1, "block_auto_adjust_ff_dim": False} | kv_heads_of(header)
     config |= find({ours: theirs for ours, theirs in _KEYS.items() if config.get(ours) is None})
     if arch.experts.grouped:
@@ -134,24 +127,14 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         config |= latent_config(header)
     if config.get("num_experts") and not arch.experts.router:
         raise NotDirect(f"expert_count={config['num_experts']!r}")
-    if arch.name in _NORMALISED:
-        config["norm_topk_prob"] = True
+    config |= arch.in_gguf
     if arch.attention.chunked:
         if config["sliding_window"] == 0:
             raise NotDirect("attention.sliding_window=0")
         config["use_qk_norm"] = config["num_experts"] != _NO_NORMS
         config["intermediate_size_mlp"] = config["intermediate_size"]
         config["intermediate_size"] = config["moe_intermediate_size"]
-    if arch.name == "cohere2_moe":
-        sizes = {"intermediate_size": config["moe_intermediate_size"], "expert_selection_fn": "sigmoid"}
-        config |= {"prefix_dense_intermediate_size": config["intermediate_size"], **sizes}
-    if arch.name == "olmo2" and config["sliding_window"]:
-        arch = ARCHS["olmo3"]
     config |= _windows_of(header)
-    if arch.name in _FACTORS and "logits_scaling" in config:
-        config["output_multiplier"] = config.pop("logits_scaling")
-    if arch.name == "muse_glimmer_text":  # the scale of queries is in the weights of their norm
-        config["qk_scale_factor"] = 1.0
     if arch.attention.rotated == "bases":
         config |= _rotated_layers_of(header)
     config |= _recurrence_of(header, arch.name)
@@ -163,9 +146,6 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
     rotated = header.value(".rope.dimension_count")
     if rotated and size and not arch.varied and not arch.attention.latent:
         config["partial_rotary_factor"] = rotated / size
-    if arch.name in ("gemma2", "gemma3_text"):  # llama.cpp knows the scale by the number of layers
-        is_largest = (arch.name, config.get("num_hidden_layers")) in _LARGEST_GEMMA
-        config["query_pre_attn_scalar"] = hidden // heads if is_largest else size
     rope = find(_ROPE_KEYS, "rope.scaling.")
     legacy = header.value(".rope.scale_linear")
     if legacy and "factor" not in rope:
@@ -174,8 +154,6 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         rope["rope_type"] = "linear"  # which llama.cpp takes it for
     if arch.varied and rope.get("rope_type", "none") != "none":
         raise NotDirect(f"RoPE of the kind {rope['rope_type']!r}")
-    if arch.name == "gpt_oss":  # whose stretched waves are not rounded to whole ones
-        rope["truncate"] = False
     if _SHORT in header.tensors:
         rope |= {"rope_type": "longrope", "short_factor": _floats(header, _SHORT).tolist()}
         rope |= {"long_factor": _floats(header, _LONG).tolist()} if _LONG in header.tensors else {}
@@ -191,6 +169,8 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         config["rope_parameters"] = rope
     elif arch.defaults.get("rope_parameters"):
         config["rope_parameters"] = {"rope_type": "default"}
+    if arch.adjust_gguf is not None:
+        arch.adjust_gguf(config)
     return config
 
 

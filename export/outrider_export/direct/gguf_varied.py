@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from outrider_export.direct.arch import NotDirect
 from outrider_export.direct.archs import BY_GGUF
-from outrider_export.direct.describe import SLIDING, NotDirect
+from outrider_export.direct.describe import SLIDING
 from outrider_export.direct.sizes import FULL
 from outrider_export.sources.gguf_file import GGUFHeader, is_array
 

@@ -193,7 +193,7 @@ class _Reader:
                 end = at + 8 + unpack(data, at)[0]
                 made.append(data[at + 8 : end])
                 at = end
-        except struct.error:
+        except (struct.error, OverflowError):  # a length may have 64 bits
             at = len(data) + 1
         if at > len(data):
             raise self.damaged("its header continues past the end of the file")

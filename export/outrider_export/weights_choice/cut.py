@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider.errors import ExportError
+from outrider_export.direct.arch import NotDirect
 from outrider_export.direct.blocks import MLP
 from outrider_export.direct.convert import open_weights
-from outrider_export.direct.describe import NotDirect
 from outrider_export.direct.experts import CHOICE, ROUTER, SHARED_GATE
 from outrider_export.direct.gguf_config import config_of
 from outrider_export.direct.pack import matrices_of
