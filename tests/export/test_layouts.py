@@ -110,16 +110,15 @@ def test_files_are_read(name: str, converted: Any, no_torch: None, tmp_path: Pat
         assert tokenizer.render([{"role": "user", "content": "Hi"}]) == expected
 
 
-def test_a_tokenizer_that_is_not_known_is_refused_before_weights_are_read(
-    no_torch: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tokenizer_that_is_not_known_is_refused(no_torch: None, tmp_path: Path) -> None:
+    """It is converted beside the weights, and nothing is left of them."""
     folder = write(LAYOUTS["tinyllama-1.1b-chat"], tmp_path / "model")
     content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     content["pre_tokenizer"] = {"type": "UnicodeScripts"}
     (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
-    monkeypatch.setattr("outrider_export.direct.convert.convert", lambda *_: pytest.fail("weights were read"))
     with pytest.raises(ExportError, match=r"The tokenizer of model cannot be converted: This kind of tokenizer needs"):
         export_bundle(folder, output=tmp_path / "bundle")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_only_texts_have_to_agree_where_a_model_only_writes(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 SERVE = [sys.executable, "-c", "from outrider.cli import main; main()", "serve"]
 CONFIG = outrider.Config().replace(cache_size=0.02, max_new_tokens=40, keep_records=False)
+_IDLE_SECONDS = 20.0  # at most, until idle jobs end on a busy machine
 MESSAGES: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why is the sky blue?"}]
 
 # What the tests of calls have models told of, and ask for.
@@ -92,9 +93,17 @@ class Live:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing runs or waits, in the server and in the engines."""
-        busy = any(m.engine and m.engine.cache["main"].num_used_tokens for m in self.service.models.all)
-        return not (busy or self.service.queue.running or self.service.queue.waiting)
+        """Whether nothing runs or waits, in the server and in the engines, once their idle jobs have no slot open."""
+        models, queue = self.service.models, self.service.queue
+
+        def is_busy() -> bool:
+            used = any(m.engine and m.engine.cache["main"].num_used_tokens for m in models.all)
+            return bool(used or queue.running or queue.waiting)
+
+        end = time.monotonic() + _IDLE_SECONDS
+        while is_busy() and time.monotonic() < end:
+            time.sleep(0.01)
+        return not is_busy()
 
 
 def post(http: httpx.Client, path: str, **fields: Any) -> Any:

@@ -146,7 +146,7 @@ def assemble(
     preparation = Preparation(
         loaded,
         Prompts(
-            loaded["main"],
+            loaded,
             tokenizer,
             manifest.tokenizer,
             admission,

@@ -56,7 +56,7 @@ class Prompts:
     model that sees images. finds_openings: whether prompts begin with states of earlier ones.
     """
 
-    main: LoadedModel
+    loaded: dict[str, LoadedModel]  # by role; emptied when the engine is closed, which frees the models
     tokenizer: TextTokenizer
     special: TokenizerEntry
     admission: Admission
@@ -76,7 +76,8 @@ class Prompts:
             RequestError: when the prompt cannot be tokenized, or does not fit.
         """
         created = time.perf_counter()
-        encoder = self.main.spec.model.encoder
+        main = self.loaded["main"]
+        encoder = main.spec.model.encoder
         if encoder is not None:
             prompt = read_prompt(prompt, encoder, self.tokenizer)
             config = adapt_config(config, encoder, prompt.token_ids)
@@ -87,7 +88,7 @@ class Prompts:
             prompt = self._with_images(prompt, chat_template, given) or prompt
         whole = prompt if isinstance(prompt, Prompt) else NO_PROMPT
         if encoder is None:
-            whole.check_embeds(self.main.backend)
+            whole.check_embeds(main.backend)
         config = self._with_adapter(config, whole)
         token_ids = self._encode(prompt, chat_template, given)
         max_new_tokens = self.admission.check(token_ids, config, fits=fits)
@@ -129,7 +130,7 @@ class Prompts:
         scope = whole.scope
         if config.adapter is not None:
             scope = b"adapter %s " % self.adapters[config.adapter].encode() + scope
-        return Prompt((), scope).of_length(length, self.main.backend.capabilities.long_from).scope
+        return Prompt((), scope).of_length(length, self.loaded["main"].backend.capabilities.long_from).scope
 
     def encode_prompt(self, prompt: AnyPrompt, config: GenerationConfig, *, chat_template: bool = True) -> list[int]:
         """The tokens of a prompt as `lay_out` lays it out."""
