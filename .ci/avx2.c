@@ -85,7 +85,8 @@ OPEN(open)
 OPEN(open64)
 
 __attribute__((constructor)) static void start(void) {
-    struct sigaction own = {.sa_sigaction = handle, .sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};
+    /* On the thread's own stack: OpenVINO's CPU plugin leaves threads with an alternate one that is unmapped. */
+    struct sigaction own = {.sa_sigaction = handle, .sa_flags = SA_SIGINFO | SA_NODEFER};
     set_action(&own);
     if (trap_cpuid(1)) dprintf(2, "avx2: this kernel cannot trap CPUID\n"), _exit(1);
 }
