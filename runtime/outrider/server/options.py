@@ -35,6 +35,7 @@ from outrider.tokens.grammar import say_once, widened
 from outrider.types import TokenLogprobs
 
 BETWEEN_PARTS = "\n"  # of a message's texts, as in llama.cpp and vLLM
+_MOST_OF_REFERENCES = 1_000_000  # characters of all: a token of them takes some 60 bytes
 
 
 class AnswerLimit(Protocol):
@@ -161,11 +162,19 @@ def _options_of_all(request: Asked) -> dict[str, Any]:
     """The engine's options that all requests have.
 
     Raises:
-        ApiError: with status 400, for two names of one option with different values.
+        ApiError: with status 400, for two names of one option with different values, and for references that are long.
     """
     given = {name: getattr(request, name) for name in SERVED} | {"drafter": _one_of(request, "drafter", "draft_model")}
     options = {name: without_word(name, value) for name, value in given.items() if value is not None}
     options["fits"] = True  # clients ask for more tokens than there is room for
+    if (length := sum(map(len, options.get("references", ())))) > _MOST_OF_REFERENCES:
+        raise ApiError(
+            400,
+            f"references have {length:,} characters, and at most {_MOST_OF_REFERENCES:,} are read. Send the parts that "
+            "the answer may repeat.",
+            param="references",
+            code="invalid_value",
+        )
     if request.seed is not None:
         options["seed"] = request.seed % 2**64  # OpenAI's may be negative
     return options

@@ -50,8 +50,8 @@ def test_a_second_signal_or_the_grace_time_ends_answers_without_a_traceback(
     tiny: Path, grace: int, signals: int
 ) -> None:
     with served(f"one={tiny}", "--ignore-eos", "--grace", grace) as (process, printed):
-        stream = client_of(printed).chat.completions.create(
-            model="one", messages=MESSAGES, max_tokens=NUM_TOKENS, stream=True
+        stream = client_of(printed).chat.completions.create(  # an answer that takes longer than the grace time
+            model="one", messages=MESSAGES, max_tokens=3 * NUM_TOKENS, stream=True
         )
         next(stream)
         process.send_signal(signal.SIGINT)
