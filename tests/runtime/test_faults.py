@@ -60,6 +60,7 @@ TIMED = {
     "first_seconds",
     "prompt_of",
     "replays",
+    "name",  # read where an idle job says whose it is
 }  # members that are used as measured times, other requests, a prefix store and idle time have it
 EIGHT: dict[str, dict[str, Any]] = {
     "greedy": {"drafter": None},
