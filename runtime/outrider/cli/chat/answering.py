@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 
 from rich.console import Console
 
 from outrider.cli.chat.commands import remarks, reply_to
-from outrider.cli.chat.keyboard import held_back, interruptible
+from outrider.cli.chat.keyboard import interruptible
 from outrider.cli.chat.session import Session
 from outrider.cli.chat.views import show, view_of
 
@@ -30,9 +29,8 @@ def do(session: Session, line: str, console: Console, notes: Console, *, ends_an
     if reply.chunks is not None:
         view = view_of(session, console)
         if ends_answers:
-            with held_back(sys.stdin) as typed, interruptible(reply.chunks, session.cancel) as chunks:
+            with interruptible(reply.chunks, session.cancel) as chunks:
                 show(chunks, view)
-            session.unsent = session.unsent or typed()
         else:
             show(reply.chunks, view)
         _note(notes, remarks(session, before if is_retry else None))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from typing import ClassVar
 
-from rich.console import Console
+from markdown_it import MarkdownIt
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
+from rich.markdown import CodeBlock, Markdown, MarkdownElement
+from rich.segment import Segment, Segments
+from rich.syntax import Syntax
 from rich.text import Text
 
-from outrider.cli.chat.blocks import MarkdownBlock, MarkdownBlocks, Rendered
 from outrider.cli.chat.session import Session
 from outrider.cli.chat.sources import LOOKS, Pieces, count_sources
 from outrider.cli.progress import reading_shown
@@ -18,7 +22,10 @@ from outrider.decoding.results import Source, TextChunk
 from outrider.inputs.reasoning import ReasoningFormat, split
 from outrider.inputs.reasoning.stream import ReasoningStream
 
-_SECONDS = 0.05  # between two drawings of the block under way
+_SECONDS = 0.05  # between two drawings
+_MOST_SHARE = 0.1  # of the time, that drawing takes
+# Without HTML, "<think>" and "List<int>" are text. rich shows nothing of HTML.
+_PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
 
 
 class PlainView:
@@ -75,40 +82,71 @@ class DraftsView:
         self._console.out(text, style=style, end="", highlight=False)
 
 
+class _Code(CodeBlock):
+    """Code without a frame of spaces, so that it can be copied."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        code = str(self.text).rstrip()
+        yield Syntax(code, self.lexer_name, theme=self.theme, word_wrap=True, background_color="default")
+
+
+class _Markdown(Markdown):
+    elements: ClassVar[dict[str, type[MarkdownElement]]] = {**Markdown.elements, "fence": _Code, "code_block": _Code}
+
+    def __init__(self, text: str) -> None:
+        super().__init__("", hyperlinks=False)  # a link's address is shown
+        self.parsed = _PARSER.parse(text)
+
+
 class MarkdownView:
-    """The text as Markdown: finished blocks are printed, and the last lines of the block under way are drawn anew.
+    """The text as Markdown. As many of its last lines as the terminal has are drawn anew; those above are printed.
 
     form: of the model's reasoning, of which one line says how long it was.
     """
 
     def __init__(self, console: Console, form: ReasoningFormat | None = None) -> None:
-        self._console, self._blocks, self._form = console, MarkdownBlocks(), form
+        self._console, self._form = console, form
+        self._text = ""
+        self._num_printed = 0  # lines
         self._reasoning: ReasoningStream | None = None
         self._num_thoughts = 0  # tokens
         self._has_thought = False
-        self._live = Live(
-            Rendered(MarkdownBlock("…", apart=False)), console=console, auto_refresh=False, transient=True
-        )
-        self._drawn = 0.0  # when
+        self._live = Live(Text("…"), console=console, auto_refresh=False, transient=True)
+        self._next = 0.0  # when it may be drawn again
         self._live.start(refresh=True)
 
     def add(self, chunk: TextChunk) -> None:
-        """Print the blocks that are finished, and draw the one under way, or before it how far the prompt is read."""
+        """Draw the last lines, or how far the prompt is read."""
         if chunk.is_progress:
             self._live.update(Text(chunk.stats.progress, style="dim"), refresh=True)
             return
-        finished = self._blocks.push(self._said(chunk))
-        now = time.monotonic()
-        if not finished and now - self._drawn < _SECONDS:
+        self._text += visible(self._said(chunk))
+        began = time.monotonic()
+        if began < self._next:
             return
-        self._drawn = now
         if self._reasoning is not None and self._reasoning.is_reasoning:
             self._live.update(Text(f"Thinking … {self._num_thoughts} tokens", style="dim"), refresh=True)
-            return
-        tail = Rendered(self._blocks.rest, max(self._console.size.height - 1, 1))
-        self._live.update(tail)  # before printing: that draws the tail again, below
-        self._print(finished)
+        else:
+            self._draw(max(self._console.size.height - 1, 1))
+        self._next = began + max(_SECONDS, (time.monotonic() - began) / _MOST_SHARE)
+
+    def _draw(self, most: int) -> None:
+        """Draw at most so many lines, and print those above, which hardly change any more."""
+        lines = self._lines()
+        num_above = max(len(lines) - most, self._num_printed)
+        self._live.update(_printable(lines[num_above:]))  # before printing: that draws it again, below
+        if num_above > self._num_printed:
+            self._console.print(_printable(lines[self._num_printed : num_above]), end="")
+            self._num_printed = num_above
         self._live.refresh()
+
+    def _lines(self) -> list[list[Segment]]:
+        """The text as lines of the terminal."""
+        lines = self._console.render_lines(_Markdown(self._text), pad=False)
+        while lines and _is_blank(lines[-1]):
+            del lines[-1]
+        num_blank = next((i for i, line in enumerate(lines) if not _is_blank(line)), 0)
+        return lines[num_blank:]
 
     def _said(self, chunk: TextChunk) -> str:
         """What a chunk says, without reasoning."""
@@ -131,18 +169,20 @@ class MarkdownView:
         self._has_thought = False
 
     def close(self) -> None:
-        """Print the last block in place of its drawing."""
+        """Print what was drawn."""
         self._note_thoughts()
-        rest = split(self._reasoning.finish())[1] if self._reasoning else ""
-        finished, last = self._blocks.push(rest), self._blocks.finish()
+        self._text += visible(split(self._reasoning.finish())[1] if self._reasoning else "")
         self._live.update("")
         self._live.stop()
-        self._print(finished)
-        self._print(last)
+        self._console.print(_printable(self._lines()[self._num_printed :]), end="")
 
-    def _print(self, blocks: Iterable[MarkdownBlock]) -> None:
-        for block in blocks:
-            self._console.print(Rendered(block), end="")
+
+def _printable(lines: list[list[Segment]]) -> Group:
+    return Group(*(Segments([*line, Segment.line()]) for line in lines))
+
+
+def _is_blank(line: list[Segment]) -> bool:
+    return not any(segment.text.strip() for segment in line)
 
 
 View = PlainView | DraftsView | MarkdownView

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from llguidance import LLExecutor, LLTokenizer
 
-    from outrider.tokens.grammar.source import GrammarSource
+    from outrider.tokens.grammar.kinds import GrammarSource
 
 TOKENIZER_FILE = "tokenizer.json"
 _KEPT_GRAMMARS = 32  # compiled grammars

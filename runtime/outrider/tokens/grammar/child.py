@@ -19,8 +19,8 @@ import numpy as np
 from outrider.errors import one_line
 from outrider.system.memory import memory_in_use
 from outrider.system.watch import LimitWatch
+from outrider.tokens.grammar.kinds import GrammarSource
 from outrider.tokens.grammar.matcher import new_matcher, new_tokenizer
-from outrider.tokens.grammar.source import GrammarSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

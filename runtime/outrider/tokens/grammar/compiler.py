@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from threading import Semaphore, Thread
 from typing import TYPE_CHECKING, NamedTuple
 
 from outrider.errors import OptionError
@@ -20,9 +19,8 @@ if TYPE_CHECKING:
 
     from llguidance import LLMatcher, LLTokenizer
 
-    from outrider.tokens.grammar.source import GrammarSource
+    from outrider.tokens.grammar.kinds import GrammarSource
 
-_NUM_UNTRIED = 2  # grammars that are compiled at a time where no other process can be started
 _LONGEST_CHARACTERS = 80  # characters of a grammar in a message
 _SIMPLIFY = "Simplify it: intersect fewer patterns, and repeat fewer times."
 
@@ -45,7 +43,6 @@ class GrammarCompiler:
 
     def __init__(self, trials: Trials, limits: GrammarLimits) -> None:
         self._trials, self._limits = trials, limits
-        self._untried = Semaphore(_NUM_UNTRIED)
 
     def compile(self, tokenizer: LLTokenizer, source: GrammarSource, gone: Event | None) -> CompiledGrammar:
         """Compile a grammar. gone: is set when nobody waits for it any more.
@@ -83,37 +80,14 @@ class GrammarCompiler:
         try:
             verdict = self._trials.check(source, gone)
         except NoChild as error:
-            log.warning("Grammars are compiled without a limit of memory: %s.", error)
-            return CompiledGrammar(self._compile_untried(tokenizer, source))
+            log.warning("Grammars are compiled without limits of time and memory: %s.", error)
+            return CompiledGrammar(_compile(tokenizer, source))
         if reason := beyond(verdict, limits):
             raise refusal(source, reason, _SIMPLIFY)
         if verdict.error:
             raise refusal(source, verdict.error)
         is_slow = verdict.mask_seconds > limits.slow_seconds
         return CompiledGrammar(_compile(tokenizer, source), verdict.memory, is_slow)
-
-    def _compile_untried(self, tokenizer: LLTokenizer, source: GrammarSource) -> LLMatcher:
-        """Compile in a thread that is left to itself after the time limit. Few may run: nothing ends them."""
-        if not self._untried.acquire(blocking=False):
-            raise refusal(source, f"{_NUM_UNTRIED} others are still being compiled", "Try again later.")
-        made: list[LLMatcher | BaseException] = []
-
-        def make() -> None:
-            try:
-                made.append(_compile(tokenizer, source))
-            except BaseException as error:
-                made.append(error)
-            finally:
-                self._untried.release()
-
-        thread = Thread(target=make, daemon=True)
-        thread.start()
-        thread.join(self._limits.compile_seconds)
-        if not made:
-            raise refusal(source, beyond(GrammarVerdict(beyond="seconds"), self._limits), _SIMPLIFY)
-        if isinstance(made[0], BaseException):
-            raise made[0]
-        return made[0]
 
 
 def beyond(verdict: GrammarVerdict, limits: GrammarLimits) -> str:

@@ -6,12 +6,14 @@ it makes; neither bounds its time or its memory.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from outrider.system.nesting import check_levels, levels_of, levels_of_json
+from outrider.tokens.grammar.gbnf import is_gbnf
 
 # llguidance's own limits, half of which no usual schema reaches
 MAX_LEXER_STATES = 100_000  # of one answer, of 0.1 to 2 kB each
@@ -97,3 +99,73 @@ def entries_of(schema: object) -> Iterator[tuple[str, Any]]:
             values += value.values()
         elif isinstance(value, list | tuple):
             values += value
+
+
+# Bounds of a cheap grammar. Measured with 49,152 tokens: such grammars take at most some tens of milliseconds.
+CHEAP_CHARACTERS = 20_000
+_CHEAP_GBNF_CHARACTERS = 1_000  # whose translation may take longer
+_CHEAP_PATTERN_CHARACTERS = 500
+_CHEAP_COPIES = 20_000  # characters of patterns, with repetitions written out
+_CHEAP_LENGTH = 1_000  # minLength, maxLength and similar
+_CHEAP_MULTIPLE = 10_000  # all multipleOf together, without the decimal points: automata have a state for each rest
+_CHEAP_PATTERNS = 8  # patterns and formats of a schema, which may be intersected through references
+
+_COUNTED = re.compile(r"\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}")
+_LENGTHS = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
+_COMBINES = {"allOf", "patternProperties", "x-guidance"}  # intersections, and grammars within schemas
+_OF_SCHEMAS = re.compile(
+    r'"(?:allOf|pattern|patternProperties|format|multipleOf|x-guidance)"|"(?:min|max)[A-Z]\w+"\s*:\s*\d{4}'
+)
+
+
+def is_cheap_pattern(text: str) -> bool:
+    """Whether a regular expression is certain to compile at once and in little memory."""
+    return len(text) <= _CHEAP_PATTERN_CHARACTERS and len(text) * _num_copies(text, nested=False) <= _CHEAP_COPIES
+
+
+def _num_copies(text: str, nested: bool = True) -> int:
+    """At most how often a part of a pattern is repeated. nested: every count may repeat all others."""
+    copies, longest = 1, 1
+    for found in _COUNTED.finditer(text):
+        count = max(1, *(int(digits[:9]) for digits in (found[1], found[2], "0") if digits))
+        if nested or text[found.start() - 1] in ")}":
+            copies *= count
+        else:
+            longest = max(longest, count)
+    return copies * longest
+
+
+def is_cheap_schema(text: str) -> bool:
+    """Whether a JSON schema is certain to compile at once and in little memory."""
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError):
+        return True  # refused without compiling it
+    patterns, multiple = 0, 1
+    for key, value in entries_of(schema):
+        if key in _COMBINES:
+            return False
+        if key in _LENGTHS and isinstance(value, int | float) and value > _CHEAP_LENGTH:
+            return False
+        if key == "multipleOf":
+            digits = str(value).replace(".", "")[:9]
+            multiple *= max(1, int(digits)) if digits.isdecimal() else _CHEAP_MULTIPLE + 1
+            if multiple > _CHEAP_MULTIPLE:
+                return False
+        if key in ("pattern", "format") and isinstance(value, str):
+            patterns += 1
+            if patterns > _CHEAP_PATTERNS or (key == "pattern" and not is_cheap_pattern(value)):
+                return False
+    return True
+
+
+def is_cheap_grammar(text: str) -> bool:
+    """Whether a grammar in Lark or GBNF is certain to compile at once and in little memory."""
+    if is_gbnf(text):
+        return len(text) <= _CHEAP_GBNF_CHARACTERS and _num_copies(text) <= _CHEAP_LENGTH
+    return len(text) <= _CHEAP_COPIES // 10 and not set("&~%") & set(text) and _num_copies(text) <= _CHEAP_LENGTH
+
+
+def is_cheap_tools(text: str) -> bool:
+    """Whether a grammar for tools is certain to compile at once and in little memory."""
+    return not _OF_SCHEMAS.search(text) and _num_copies(text, nested=False) <= _CHEAP_LENGTH

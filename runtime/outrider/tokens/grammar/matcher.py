@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from llguidance import LLMatcher, LLTokenizer
 
-    from outrider.tokens.grammar.source import GrammarSource
+    from outrider.tokens.grammar.kinds import GrammarSource
 
 _STARTING = Lock()  # a thread whose stack has another size
 _STACK_BYTES = 64 << 20  # for as many levels as `outrider.tokens.grammar.limits` allows; a thread has 0.5 to 8 MB

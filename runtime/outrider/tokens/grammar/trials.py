@@ -18,8 +18,8 @@ from outrider.tokens.grammar.child import GrammarTrial, GrammarVerdict, Start
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from outrider.tokens.grammar.kinds import GrammarSource
     from outrider.tokens.grammar.limits import GrammarLimits
-    from outrider.tokens.grammar.source import GrammarSource
 
 _MODULE = "outrider.tokens.grammar.child"
 _NUM_CHILDREN = 2
