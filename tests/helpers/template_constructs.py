@@ -52,7 +52,7 @@ after
 {{ '{} {b}'.format(1, b=2) }}{{ '{:>5}|{:.2f}'.format('a', 2) }}{{ '%s-%03d' % ('a', 7) }}{{ '%s' | format('x') }}{{ '%.1f%%' % 12.34 }}
 {{ 'a' if false }}{{ 'a' if false else 'b' }}{{ (1 if true else 2) + 1 }}{{ [1, 2] + [3] }}{{ 'ab' * 3 }}{{ [0] * 2 }}{{ 'a' + 'b' }}
 {{ undefined_name }}{{ messages[0].missing }}{{ messages[0]['missing'] }}{{ messages[9] }}{{ tools is none }}{{ documents is none }}{{ bos_token }}{{ unk_token is defined }}
-{{ 'a b c' | wordcount }}{{ 'abcdef' | truncate(5, true, '…', 0) }}{{ 'a\\nb' | indent(2) }}{{ 'a\\nb' | indent('>', first=true) }}{{ 'a b' | urlencode }}{{ '<a>' | e }}{{ '<a>' | escape | upper }}{{ '<a>' | safe }}{{ 'aa' | replace('a', 'b', 1) }}{{ '<p>a</p>' | striptags }}{{ 1234567 | filesizeformat }}{{ 'a' | center(5) }}{{ -1 | abs }}{{ 'ab' | reverse }}{{ {'a': 1} | xmlattr }}{{ 'a b' | wordwrap(1) }}
+{{ 'a b c' | wordcount }}{{ 'abcdef' | truncate(5, true, '…', 0) }}{{ 'a\\nb' | indent(2) }}{{ 'a\\nb' | indent('>', first=true) }}{{ '<a>' | e }}{{ '<a>' | escape | upper }}{{ '<a>' | safe }}{{ 'aa' | replace('a', 'b', 1) }}{{ 'a' | center(5) }}{{ -1 | abs }}{{ 'ab' | reverse }}
 {% for k, v in {'a': 1, 'b': 2}.items() %}{{ k }}={{ v }}{{ ', ' if not loop.last }}{% endfor %}{% for (a, b), c in [((1, 2), 3)] %}{{ a + b + c }}{% endfor %}
 {% for a in [[1, [2]], 3] recursive %}{% if a is number %}{{ a }}{% else %}({{ loop(a) }}){{ loop.depth }}{% endif %}{% endfor %}
 {% set a, b = 1, 2 %}{{ b }}{{ a }}{% set c = [1, 2] %}{{ c }}{% set x = cycler('a', 'b') %}{{ x.next() }}{{ x.current }}{{ x.next() }}{% set j = joiner(', ') %}{{ j() }}{{ j() }}

@@ -63,13 +63,10 @@ BEYOND = {
     "center": "{{ 'a' | center(1000000000) }}",
     "zfill": "{{ 'a'.zfill(1000000000) }}",
     "marked as safe": "{{ ('a' | safe).center(1000000000) }}",
-    "expandtabs": "{{ ('\t' * 100000).expandtabs(100000) }}",
-    "translate": "{{ ('a' * 1000000).translate({97: 'b' * 1000000}) }}",
     "batch": "{{ [1] | batch(1000000000, 'x') | list }}",
     "slice": "{{ [1] | slice(1000000000) | list }}",
     "indent": "{{ ('\n' * 100000) | indent(100000) }}",
     "round": "{{ 5 | round(100000000, 'floor') }}",
-    "lipsum": "{{ lipsum(n=100000000) }}",
     "output": LARGE + "{% for i in range(100000) %}{{ a }}{% endfor %}",
     "output of a macro": LARGE + "{% macro m() %}{% for i in range(9999) %}{{ a }}{% endfor %}{% endmacro %}{{ m() }}",
     "text of a list": LARGE + "{{ [a, a, a, a] }}",
@@ -78,7 +75,6 @@ BEYOND = {
     "sort": LARGE + "{{ [a, a, a, a] | sort }}",
     "sum": "{{ ([[1]] * 100000) | sum(start=[]) | length }}",
     "search": "{{ ('a' * 4000000).rfind('ab' ~ 'a' * 2000000) }}",
-    "urlize": "{{ ('a@' ~ 'a.' * 100000 ~ '!') | urlize }}",
     "date": "{{ strftime_now('%Y' * 100000) }}",
 }
 REFUSED = {
@@ -91,6 +87,10 @@ REFUSED = {
     "append": "{{ messages.append(1) }}",
     "bytes": "{{ (1).to_bytes(1000000000, 'big') }}",
     "encode": "{{ 'a'.encode() }}",
+    "urlize": "{{ ('a@' ~ 'a.' * 100000 ~ '!') | urlize }}",
+    "lipsum": "{{ lipsum(n=100000000) }}",
+    "translate": "{{ 'a'.translate({97: 'b'}) }}",
+    "expandtabs": "{{ ('\t' * 100000).expandtabs(100000) }}",
     "file": "{% include '/etc/passwd' %}",
     "import": "{% import 'os' as os %}",
 }

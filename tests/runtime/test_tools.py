@@ -500,9 +500,9 @@ def call_in(form: ToolFormat, name: str, **arguments: Any) -> str:
 
 
 def spelled(form: ToolFormat, value: Any) -> str:
-    """A value as Python writes it, or Gemma."""
+    """A value as Python writes it, with JSON in it, or Gemma."""
     if form is LFM:
-        return re.sub("true|false", lambda found: found[0].title(), json.dumps(value)).replace("null", "None")
+        return repr(value) if value is None or isinstance(value, bool) else json.dumps(value)
     if isinstance(value, str):
         return f'<|"|>{value}<|"|>'
     if isinstance(value, list):
@@ -587,11 +587,12 @@ def test_arguments_in_a_syntax_follow_their_schema(made_with: MadeWith, form: To
     ((name, arguments),) = [(call.name, call.arguments) for call in form.parse(written())[1]]
     assert (name, json.loads(arguments)) == ("f", value)
     assert allowed(written(short=..., any=..., tree=...))
-    wrong: list[dict[str, Any]] = [
-        {"color": "green"}, {"flags": [1]}, {"flags": [True] * 3}, {"place": {}}, {"short": "12345"}, {"text": ...},
-        {"map": {"a": "b"}}, {"tree": {"of": [1]}}, *([{"day-of": "x"}] if form is LFM else []),
+    wrong: list[dict[str, Any]] = [{"color": "green"}, {"short": "12345"}, {"text": ...}, {"flags": 5}]
+    nested: list[dict[str, Any]] = [
+        {"flags": [1]}, {"flags": [True] * 3}, {"place": {}}, {"map": {"a": "b"}}, {"tree": {"of": [1]}},
+        {"day-of": "x"},
     ]  # fmt: skip
-    for each in wrong:
+    for each in [*wrong, *(nested if form is LFM else ())]:
         assert not allowed(written(**each)), each
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from string import Formatter
 from typing import Any, cast
 
 from jinja2.utils import Namespace
@@ -18,7 +17,6 @@ RENDER_SECONDS = 10.0
 MAX_TEXT = 4_000_000  # characters of a text or a value that a template makes, and twice those of the messages
 MAX_TOTAL = 32  # times MAX_TEXT, of all texts and values of one rendering
 MAX_NUMBER_BITS = 4096
-MAX_ARGUMENT = 1_000_000  # a width or a count
 MAX_COMPARISONS = 1_000_000_000  # characters of a text times those of another that it is searched for
 MAX_VALUE_LEVELS = 120  # messages have up to 100
 MAX_CALL_LEVELS = 150  # macros and loops that call themselves
@@ -64,10 +62,6 @@ class Budget:
         if isinstance(value, str):
             return len(value)
         return self._weigh(value, {})[0]
-
-    def levels(self, value: Any) -> int:
-        """How many containers are in each other."""
-        return self._weigh(value, {})[1]
 
     def kept(self, value: Any) -> Any:
         """The value itself, which a variable or a macro is going to hold, if it is within the limits."""
@@ -134,121 +128,51 @@ def check_number(bits: int) -> None:
         raise TemplateLimit(f"it computes a number of more than {MAX_NUMBER_BITS:,} bits")
 
 
-def check_arguments(values: Iterable[Any]) -> None:
-    """Raise TemplateLimit for a width or a count that is too large."""
-    if any(isinstance(value, int) and abs(value) > MAX_ARGUMENT for value in values):
-        raise TemplateLimit(f"it uses a width or a count of more than {MAX_ARGUMENT:,}")
-
-
-def size_of_binop(budget: Budget, operator: str, left: Any, right: Any) -> int:
-    """At most how many characters the result of an operator has. 0: a number, which is checked."""
+def check_numbers(operator: str, left: Any, right: Any) -> None:
+    """The same for the operands of an operator, and for what it makes of them."""
     if isinstance(left, int) and isinstance(right, int):
         first, second = left.bit_length(), right.bit_length()
         check_number(max(first, second))
-        if operator == "*":
-            check_number(first + second)
-        elif operator == "**" and right > 0:
-            check_number(first * right)
-        return 0
-    if operator == "*" and isinstance(left, int):
-        left, right = right, left
-    if operator == "*" and isinstance(right, int):
-        return budget.weigh(left) * max(right, 0)
-    if operator == "+":
-        return budget.weigh(left) + budget.weigh(right)
-    if operator == "%" and isinstance(left, str):
-        return size_of_printf(budget, left, right)
-    return 0
+        if operator in ("*", "**"):
+            check_number(first + second if operator == "*" else first * max(right, 0))
 
 
-def size_of_printf(budget: Budget, pattern: str, values: Any) -> int:
-    """The same for `pattern % values`."""
-    marks = re.findall(r"%[^%a-zA-Z]*", pattern)
-    if any("*" in mark for mark in marks):
-        raise TemplateLimit("it formats a text with a width from a variable")
-    return len(pattern) + _widths(marks) + len(marks) * (budget.weigh(values) + 400)
+def charge_for(budget: Budget, name: str, values: Sequence[Any]) -> None:
+    """Count the result of an operator, a filter or a method of a text. values: what it is given, the text first.
+
+    What grows by a number has at most so many times its size; by texts, as often as they are put in.
+    """
+    size, texts = sum(map(budget.weigh, values)), [each for each in values if isinstance(each, str)]
+    numbers = [abs(each) for each in values if isinstance(each, int)]
+    if name in ("%", "format") and texts:
+        marks = _MARKS.findall(texts[0])
+        if any("*" in mark or "{" in mark[1:] for mark in marks):
+            raise TemplateLimit("it formats a text with a width from a variable")
+        numbers = [int(digits[:9]) for mark in marks for digits in re.findall(r"\d+", mark)]
+        budget.charge(size * (1 + len(marks)) + sum(numbers))
+    elif name == "replace" and len(texts) >= 3:
+        budget.charge(len(texts[0]) + texts[0].count(texts[1]) * len(texts[2]))
+    elif name == "join":
+        count = sum(len(each) for each in values if isinstance(each, list | tuple | dict))
+        budget.charge(size + count * sum(map(len, texts)))
+    elif name == "round":
+        check_number(4 * max([0, *numbers[1:], *numbers[:1]]))
+    else:
+        budget.charge(size * (1 + max(numbers, default=0)) if name in _GROWING else size)
+    if len(texts) > 1 and len(texts[0]) * max(map(len, texts[1:])) > MAX_COMPARISONS:
+        raise TemplateLimit(f"it searches a text of {len(texts[0]):,} characters for a long one")
 
 
-def size_of_format(budget: Budget, pattern: str, values: Any) -> int:
-    """The same for `pattern.format(*values)`."""
-    marks = [spec for _, name, spec, _ in Formatter().parse(pattern) if name is not None]
-    if any("{" in (spec or "") for spec in marks):
-        raise TemplateLimit("it formats a text with a width from a variable")
-    return len(pattern) + _widths(map(str, marks)) + len(marks) * (budget.weigh(values) + 400)
-
-
-def _widths(marks: Iterable[str]) -> int:
-    numbers = [number for mark in marks for number in re.findall(r"\d+", mark)]
-    if any(len(number) > 7 for number in numbers):
-        raise TemplateLimit(f"it uses a width or a count of more than {MAX_ARGUMENT:,}")
-    values = [int(number) for number in numbers]
-    check_arguments(values)
-    return sum(values)
-
-
-def size_of_replace(text: str, old: str, new: str) -> int:
-    """The same for `text.replace(old, new)`."""
-    return len(text) + text.count(old) * len(new)
-
-
-def size_of_method(budget: Budget, text: str, name: str, values: Sequence[Any]) -> int:
-    """The same for a text's method, called with these values."""
-    check_arguments(values if name not in _COUNTED else ())
-    texts, numbers = [v for v in values if isinstance(v, str)], [v for v in values if isinstance(v, int)]
-    if name == "replace" and len(texts) == 2:
-        return size_of_replace(text, *texts)
-    if name == "join":
-        return budget.weigh(values[0]) + len(text) * _count(values[0]) if values else 0
-    if name in ("center", "ljust", "rjust", "zfill"):
-        return len(text) + sum(numbers)
-    if name == "expandtabs":
-        return len(text) + text.count("\t") * (sum(numbers) or 8)
-    if name == "translate":
-        return (len(text) + 1) * (budget.weigh(values) + 1)
-    if name not in _FORWARD and len(text) * sum(map(len, texts)) > MAX_COMPARISONS:
-        raise TemplateLimit(f"it searches a text of {len(text):,} characters for a long one")
-    return len(text)
-
-
-_COUNTED = ("split", "rsplit", "replace", "find", "rfind", "index", "rindex", "count", "startswith", "endswith")
-_FORWARD = ("find", "index", "count", "split", "partition", "startswith", "endswith", "removeprefix", "removesuffix")
-
-
-def _count(value: Any) -> int:
-    return len(value) if hasattr(value, "__len__") else 0
-
-
-def size_of_filter(budget: Budget, name: str, values: Sequence[Any]) -> int:
-    """At most how many characters the result of a filter has. values: what it is given, first the value itself."""
-    value, rest = (values[0], values[1:]) if values else (None, ())
-    if name in ("default", "d"):  # chooses one
-        return 0
-    check_arguments(each for each in rest if name not in _LENGTHS)
-    size, texts = budget.weigh(value), [each for each in rest if isinstance(each, str)]
-    if name in _WEB and size > MAX_TEXT_OF_WEB:
-        raise TemplateLimit(f"it uses the filter '{name}' on more than {MAX_TEXT_OF_WEB:,} characters")
-    if name == "format" and isinstance(value, str):
-        return size_of_printf(budget, value, list(rest))
-    if name == "replace" and isinstance(value, str) and len(texts) == 2:
-        return size_of_replace(value, *texts)
-    if name == "join":
-        return size + sum(map(len, texts)) * _count(value)
-    if name == "round":
-        check_number(4 * max([0, *(abs(each) for each in rest if isinstance(each, int))]))
-    if name == "tojson":
-        levels = budget.levels(value)
-        indents = [each for each in rest if isinstance(each, int)]
-        return size + size // _ITEM * (levels * max(0, *indents, 0) + (levels + 1) * budget.weigh(list(rest)))
-    if name in _GROWING:
-        factor = sum(max(each, 0) for each in rest if isinstance(each, int)) + sum(map(len, texts))
-        return size * (1 + factor) + factor + budget.weigh(list(rest))
-    return size
-
-
-MAX_TEXT_OF_WEB = 10_000
-_WEB = ("urlize", "striptags", "xmlattr", "wordwrap", "pprint", "urlencode", "e", "escape", "forceescape")
-_GROWING = ("center", "indent", "wordwrap", "urlize", "batch", "slice", "replace")
-_LENGTHS = ("truncate", "int", "float", "attr", "map", "select", "reject", "selectattr", "rejectattr", "sum")
+_MARKS = re.compile(r"%[^%a-zA-Z]*|\{[^{}]*(?:\{|\})")  # in texts that are formatted
+_GROWING = ("*", "center", "indent", "ljust", "rjust", "zfill", "batch", "slice", "tojson")
+# Others are not needed to lay messages out, and some of them make long texts, or take long, in ways of their own.
+FILTERS = (
+    "abs", "attr", "batch", "capitalize", "center", "count", "d", "default", "dictsort", "e", "escape", "first",
+    "float", "format", "groupby", "indent", "int", "items", "join", "last", "length", "list", "lower", "map", "max",
+    "min", "random", "reject", "rejectattr", "replace", "reverse", "round", "safe", "select", "selectattr", "slice",
+    "sort", "string", "sum", "title", "tojson", "trim", "truncate", "unique", "upper", "wordcount",
+)  # fmt: skip
+REFUSED_METHODS = ("encode", "expandtabs", "format_field", "striptags", "translate", "unescape")  # of texts
 
 
 def filtered(call: Callable[..., Any], name: str, budget: Callable[[], Budget], skip: int) -> Callable[..., Any]:
@@ -257,7 +181,8 @@ def filtered(call: Callable[..., Any], name: str, budget: Callable[[], Budget], 
     def limited(*args: Any, **options: Any) -> Any:
         now = budget()
         args = (*args[:skip], *map(listed, args[skip:]))
-        now.charge(size_of_filter(now, name, [*args[skip:], *options.values()]))
+        if name not in ("default", "d"):  # which choose a value
+            charge_for(now, name, [*args[skip:], *options.values()])
         return call(*args, **options)
 
     return limited

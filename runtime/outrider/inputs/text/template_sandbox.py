@@ -24,26 +24,24 @@ from jinja2.parser import Parser
 from jinja2.runtime import BlockReference, Context, LoopContext, Macro, TemplateReference, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace, pass_eval_context
-from markupsafe import Markup
 
 from outrider.inputs.text.template_limits import (
+    FILTERS,
     MAX_CALL_LEVELS,
+    REFUSED_METHODS,
     Budget,
     TemplateLimit,
-    check_arguments,
+    charge_for,
     check_number,
+    check_numbers,
     filtered,
     listed,
-    size_of_binop,
-    size_of_format,
-    size_of_method,
 )
 
 MAX_SOURCE = 200_000  # characters of a template
 MAX_SOURCE_LEVELS = 200  # of its statements and expressions
 
 _READABLE = (str, list, tuple, dict, range, Namespace, LoopContext, Macro, BlockReference, TemplateReference, Cycler)
-_ODD = ("striptags", "unescape", "format_field", "encode")  # methods of texts that no template needs
 _now = threading.local()
 
 
@@ -86,17 +84,22 @@ def _environment() -> _Environment:
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.filters["sum"] = _sum
-    for name, call in environment.filters.items():
-        wrapped = filtered(call, name, _current, 1 if hasattr(call, "jinja_pass_arg") else 0)
-        environment.filters[name] = functools.wraps(call)(wrapped) if hasattr(call, "__dict__") else wrapped
+    filters, environment.filters = environment.filters, {}
+    for name in FILTERS:
+        wrapped = filtered(filters[name], name, _current, 1 if hasattr(filters[name], "jinja_pass_arg") else 0)
+        environment.filters[name] = _as(filters[name], wrapped)
     tests: dict[str, Any] = environment.tests
     for name, call in tests.items():
-        wrapped = _ticking(call)
-        environment.tests[name] = functools.wraps(call)(wrapped) if hasattr(call, "__dict__") else wrapped
+        environment.tests[name] = _as(call, _ticking(call))
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
-    environment.globals["lipsum"] = _lipsum(cast("Any", environment.globals["lipsum"]))
+    del environment.globals["lipsum"]
     return environment
+
+
+def _as(call: Any, limited: Callable[..., Any]) -> Any:
+    """A function with the marks of another, which say what Jinja passes to it."""
+    return functools.wraps(call)(limited) if hasattr(call, "__dict__") else limited
 
 
 def _tojson(
@@ -123,15 +126,6 @@ def _strftime_now(format: str) -> str:  # noqa: A002
     if len(format) > 1000:
         raise TemplateLimit("it formats a date with more than 1,000 characters")
     return datetime.now().strftime(format)  # noqa: DTZ005 - local time, as Transformers'
-
-
-def _lipsum(call: Callable[..., Any]) -> Callable[..., Any]:
-    def limited(n: int = 5, html: bool = True, min: int = 20, max: int = 100) -> Any:  # noqa: A002
-        check_arguments((n, min, max))
-        _current().charge(n * max * 20)
-        return call(n, html, min, max)
-
-    return limited
 
 
 def _ticking(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -263,12 +257,15 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         budget = _current()
-        budget.charge(size_of_binop(budget, operator, left, right))
+        budget.tick()
+        check_numbers(operator, left, right)
+        if not isinstance(left, int | float) or not isinstance(right, int | float):
+            charge_for(budget, operator, [left, right])
         return super().call_binop(context, operator, left, right)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         is_data = isinstance(obj, (*_READABLE, Undefined, Joiner))
-        return is_data and attr not in _ODD and super().is_safe_attribute(obj, attr, value)
+        return is_data and attr not in REFUSED_METHODS and super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         call = super().wrap_str_format(value)
@@ -276,8 +273,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             return None
 
         def limited(*args: Any, **options: Any) -> str:
-            budget = _current()
-            budget.charge(size_of_format(budget, value.__self__, [*args, *options.values()]))
+            charge_for(_current(), "format", [value.__self__, *args, *options.values()])
             return call(*args, **options)
 
         return limited
@@ -290,8 +286,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         for value in values:
             budget.kept(value)
         if isinstance(obj, BuiltinMethodType | MethodType) and isinstance(obj.__self__, str):
-            growth = 6 if isinstance(obj.__self__, Markup) else 1  # which escapes
-            budget.charge(growth * size_of_method(budget, obj.__self__, obj.__name__, values))
+            charge_for(budget, obj.__name__, [obj.__self__, *values])
         budget.level += 1
         try:
             if budget.level > MAX_CALL_LEVELS:

@@ -11,7 +11,16 @@ from outrider.errors import OptionError, one_line, quoted
 from outrider.inputs.tools.arguments import Tags
 from outrider.inputs.tools.formats import ToolFormat
 from outrider.inputs.tools.markers import in_regex, literal, marker_in_lark, tags_in_lark
-from outrider.inputs.tools.values import ABOUT, bounds_in_lark, branches, definitions_of, properties_of, values_of
+from outrider.inputs.tools.values import (
+    ABOUT,
+    OF_OBJECTS,
+    OF_STRINGS,
+    bounds_in_lark,
+    branches,
+    definitions_of,
+    properties_of,
+    values_of,
+)
 from outrider.tokens.grammar import (
     JSON_STYLE,
     GrammarSource,
@@ -197,10 +206,6 @@ class _Json:
         return made
 
 
-_OF_OBJECTS = ABOUT | {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"}
-_OF_STRINGS = ABOUT | {"type", "minLength", "maxLength"}
-
-
 def rules_of_arguments(
     tags: Tags, rule: str, function: Mapping[str, Any], tokenizer: TextTokenizer, in_json: Callable[[Any], str]
 ) -> tuple[list[str], list[str]]:
@@ -209,7 +214,7 @@ def rules_of_arguments(
     Returns also the places of what values that are written as plain text cannot be held to.
     """
     name, parameters = function["name"], function.get("parameters") or {}
-    left_out = [f"/{keyword}" for keyword in sorted(parameters.keys() - _OF_OBJECTS)]
+    left_out = [f"/{keyword}" for keyword in sorted(parameters.keys() - OF_OBJECTS)]
     properties, required = properties_of(parameters)
     line, end = literal(tags.line), literal(tags.end)
     rules, places = list[str](), list[str]()
@@ -240,7 +245,7 @@ def _values(
             others += [json.dumps(each if isinstance(each, str) else json.dumps(each)) for each in values]
         elif branch.get("type") == "string" or not branch.keys() - ABOUT:
             sizes.append(bounds_in_lark(branch, "Length"))
-            left_out += sorted(branch.keys() - _OF_STRINGS)
+            left_out += sorted(branch.keys() - OF_STRINGS)
         else:
             others.append(in_json({**definitions_of(root), **branch}))
     if not sizes:

@@ -10,34 +10,39 @@ from typing import Any
 
 from outrider.inputs.tools.markers import in_regex, literal, marker_in_lark
 from outrider.inputs.tools.shapes import PYTHON_NAME, ReadWhole, gemma_calls, python_calls
-from outrider.inputs.tools.values import ABOUT, bounds_in_lark, definitions_of, properties_of, resolved, values_of
+from outrider.inputs.tools.values import (
+    ABOUT,
+    OF_OBJECTS,
+    OF_STRINGS,
+    bounds_in_lark,
+    branches,
+    definitions_of,
+    properties_of,
+    values_of,
+)
 from outrider.types import TextTokenizer
 
-_OF_NUMBERS = ("type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-_KINDS = ("array", "boolean", "integer", "null", "number", "object", "string")
-# Keywords that are followed, each for its type; those of numbers by llguidance.
-_FOLLOWED = {
-    *_OF_NUMBERS, "additionalProperties", "items", "maxItems", "maxLength", "minItems", "minLength", "properties",
-    "required", "$defs", "$schema", "definitions",
-}  # fmt: skip
-_MOST_REFERENCES = 8  # one after another
-_KEY = r"[A-Za-z_][A-Za-z0-9_]*"  # one that is written without quotes
+_KEY = "[A-Za-z_][A-Za-z0-9_]*"  # one that is written without quotes
+_SCALARS = ("boolean", "integer", "null", "number")  # which Gemma writes as JSON
+_WORDS = {True: '"True"', False: '"False"', None: '"None"'}  # of Python, for what JSON has, too
 
 
 @dataclass(frozen=True)
 class CallSyntax:
-    """How calls are written that are no JSON: f(a="x", b=[True]), or call:f{a:<|"|>x<|"|>,b:[true]}."""
+    """How calls are written that are no JSON: f(a="x", b=[True]), or call:f{a:<|"|>x<|"|>,b:[true]}.
+
+    A grammar has Python's arguments as JSON, in which True, False and None may stand for a whole value. Gemma's lists
+    and objects may be any.
+    """
 
     read: ReadWhole  # the calls that a text is
     before: str  # the name
     opener: str  # around the arguments
     closer: str
     equals: str  # after an argument's name
-    comma: str  # between values
-    colon: str  # after a key
-    words: tuple[str, str, str]  # for true, false and null
+    comma: str  # between arguments
     quote: str  # around strings
-    is_python: bool = False  # strings have Python's escapes, keys have quotes, and JSON is read, too
+    is_python: bool = False  # values are JSON
     is_sorted: bool = False  # names are in order
 
     def rules(
@@ -47,20 +52,16 @@ class CallSyntax:
 
         in_json: the rule for JSON by a schema.
         """
-        made = _Rules(self, rule, function.get("parameters") or {}, tokenizer, in_json)
         schema = function.get("parameters") or {"properties": {}, "additionalProperties": False}
-        arguments = made.of_object(schema, "", self.equals, quoted=False)
+        made = _Rules(self, rule, schema, tokenizer, in_json)
+        made.left_out += [f"/{keyword}" for keyword in sorted(schema.keys() - OF_OBJECTS)]
+        arguments = made.arguments()
         head = literal(f"{self.before}{function['name']}{self.opener}")
         return [f"{rule}: {head} {arguments} {literal(self.closer)}", *made.rules], made.left_out
 
 
-def _at(place: str, name: str) -> str:
-    """A place within another, as far as errors and the log show it."""
-    return f"{place}/{name[:100]}"[:200]
-
-
 class _Rules:
-    """The rules for the values of one call."""
+    """The rules for the arguments of one call."""
 
     def __init__(
         self,
@@ -73,146 +74,94 @@ class _Rules:
         self.rules, self.left_out = list[str](), list[str]()
         self._syntax, self._rule, self._root, self._in_json = syntax, rule, root, in_json
         self._quote = marker_in_lark(syntax.quote, tokenizer)
-        self._names = dict[str, str]()  # of the rules for what schemas refer to, for strings and for any value
-        self._definitions = definitions_of(root)
+        self._named = dict[str, str]()  # rules by what they are for
 
-    def of_object(self, schema: Mapping[str, Any], place: str, colon: str, *, quoted: bool) -> str:
-        """Keys and values, those that are required and others, in the schema's order. quoted: whether keys are."""
-        (properties, required), more = properties_of(schema), schema.get("additionalProperties", True)
+    def arguments(self) -> str:
+        """Names and values, those that are required and others, in the schema's order."""
+        (properties, required), comma = properties_of(self._root), literal(self._syntax.comma)
         if not properties:
-            return "" if more is False else self._of_map(more, place, colon, quoted=quoted)
-        comma, rest = literal(self._syntax.comma), ""
-        firsts, is_open = list[str](), True  # whether another property may be the first
+            if self._root.get("additionalProperties", True) is False:
+                return ""
+            pair = self._new(f"/{_KEY}/ {literal(self._syntax.equals)} {self._value({}, '/additionalProperties')}")
+            return f"({pair} ({comma} {pair})*)?"
         ordered = sorted(properties, key=str.lower) if self._syntax.is_sorted else list(properties)
-        if self._syntax.is_python and not quoted:
-            self.left_out += [_at(place, f"properties/{key}") for key in ordered if not PYTHON_NAME.fullmatch(key)]
+        if self._syntax.is_python:
+            self.left_out += [f"/properties/{key[:100]}" for key in ordered if not PYTHON_NAME.fullmatch(key)]
             ordered = [key for key in ordered if PYTHON_NAME.fullmatch(key)]
+        firsts, is_open, rest = list[str](), True, ""  # whether another argument may be the first
         for key in reversed(ordered):
-            value = self.of(properties[key], _at(place, f"properties/{key}"))
-            name = self._new(f"{self._of_key(key, quoted=quoted)} {literal(colon)} {value}")
+            value = self._value(properties[key], f"/properties/{key[:100]}")
+            is_plain = self._syntax.is_python or re.fullmatch(_KEY, key)
+            shown = literal(key) if is_plain else self._quoted(key)
+            name = self._new(f"{shown} {literal(self._syntax.equals)} {value}")
             if key in required:
                 firsts, is_open = [], False
             firsts.append(f"{name} {rest}")
             rest = self._new(f"{comma} {name} {rest}" if key in required else f"({comma} {name})? {rest}")
         return f"({' | '.join(reversed(firsts))})" + ("?" if is_open else "")
 
-    def of(self, schema: Any, place: str) -> str:
+    def _value(self, schema: Any, place: str) -> str:
         """An expression for a value."""
-        if not isinstance(schema, Mapping) or not schema.keys() - ABOUT:
-            return self._of_any()
-        if isinstance(reference := schema.get("$ref"), str):
-            found = schema
-            for _ in range(_MOST_REFERENCES):
-                found = resolved(found, self._root)
-            is_endless = isinstance(found, Mapping) and "$ref" in found
-            return self._named(reference, lambda: self._of_any() if is_endless else self.of(found, reference))
-        for key in ("anyOf", "oneOf"):
-            if isinstance(schema.get(key), list) and schema[key]:
-                return f"({' | '.join(self.of(each, _at(place, f'{key}/{i}')) for i, each in enumerate(schema[key]))})"
-        if (values := values_of(schema)) is not None:
-            return f"({' | '.join(map(self._written, values))})"
-        kinds = schema.get("type")
-        if isinstance(kinds, list) and kinds:
-            return f"({' | '.join(self.of({**schema, 'type': kind}, place) for kind in kinds)})"
-        if not isinstance(kinds, str) or kinds not in _KINDS:
-            return self._of_others(schema, place, self._of_any)
-        return self._of_kind(kinds, schema, place)
-
-    def _of_kind(self, kind: str, schema: Mapping[str, Any], place: str) -> str:
-        """A value of one type."""
-        make = {
-            "string": lambda: self._of_string(bounds_in_lark(schema, "Length")),
-            "array": lambda: self._of_array(schema, place),
-            "object": lambda: (
-                f'"{{" {self.of_object(schema, place, self._syntax.colon, quoted=self._syntax.is_python)} "}}"'
-            ),
-            "boolean": lambda: f"({literal(self._syntax.words[0])} | {literal(self._syntax.words[1])})",
-            "null": lambda: literal(self._syntax.words[2]),
-        }
-        numbers = {key: schema[key] for key in _OF_NUMBERS if key in schema}
-        if schema.keys() - ABOUT - _FOLLOWED:
-            return self._of_others(schema, place, make.get(kind, lambda: self._in_json(numbers)))
-        return make[kind]() if kind in make else self._in_json(numbers)
-
-    def _of_others(self, schema: Mapping[str, Any], place: str, wider: Callable[[], str]) -> str:
-        """A value whose schema has more than is known here: as JSON where that is read, else a wider one."""
+        found = branches(schema, self._root)
         if self._syntax.is_python:
-            return self._in_json({**self._definitions, **schema})
-        self.left_out.append(place or "/")
-        return wider()
+            whole = {**definitions_of(self._root), **schema} if isinstance(schema, Mapping) else schema
+            words = [word for branch in found for value, word in _WORDS.items() if _allows(branch, value)]
+            return f"({' | '.join([self._in_json(whole), *dict.fromkeys(words)])})"
+        return f"({' | '.join(dict.fromkeys(each for branch in found for each in self._in_gemma(branch, place)))})"
 
-    def _of_string(self, bounds: str = "0,") -> str:
-        def make() -> str:
-            if self._syntax.is_python:
-                return rf'/"(?:[^"\\\x00-\x1f]|\\["\\nrt]){{{bounds}}}"/'
-            text, quote = f"/(?s:.{{{bounds}}})/", self._syntax.quote
-            if self._quote == literal(quote):
-                name = f"{self._rule}_text_{len(self.rules)}"
-                self.rules.append(f"{name}[suffix={self._quote}]: {text}")
-                return f"{self._quote} {name}"
-            name = f"{self._rule}_TEXT_{len(self.rules)}".upper()
-            self.rules.append(f"{name}: {text} & ~/(?s:.*){in_regex(quote)}(?s:.*)/")
-            return f"{self._quote} {name} {self._quote}"
+    def _in_gemma(self, branch: Mapping[str, Any], place: str) -> list[str]:
+        """Expressions for the values of a schema with one type at most."""
+        values, kind, said = values_of(branch), branch.get("type"), branch.keys() - ABOUT
+        if values is not None and not any(isinstance(value, list | Mapping) for value in values):
+            return [
+                f"{self._quote} {literal(value)} {self._quote}"
+                if isinstance(value, str)
+                else literal(json.dumps(value))
+                for value in values
+            ]
+        if kind in _SCALARS:
+            return [self._in_json(branch)]
+        if said - (OF_STRINGS if kind == "string" else {"type"}):
+            self.left_out.append(place)
+        return [self._text(bounds_in_lark(branch, "Length")) if kind == "string" else self._any(kind)]
 
-        return self._named(f"string {bounds}", make)
+    def _quoted(self, text: str) -> str:
+        return f"{self._quote} {literal(text)} {self._quote}"
 
-    def _of_array(self, schema: Mapping[str, Any], place: str) -> str:
-        least, _, most = bounds_in_lark(schema, "Items").partition(",")
-        if most == "0":
-            return literal("[]")
-        item = self._new(self.of(schema.get("items", {}), _at(place, "items")))
-        more = f"{{{max(int(least) - 1, 0)},{most and int(most) - 1}}}"
-        return f'"[" ({item} ({literal(self._syntax.comma)} {item}){more}){"" if int(least) else "?"} "]"'
+    def _text(self, bounds: str = "0,") -> str:
+        text, quote = f"/(?s:.{{{bounds}}})/", self._syntax.quote
+        if self._quote == literal(quote):
+            return f"{self._quote} {self._new(text, suffix=self._quote)}"
+        name = self._new(f"{text} & ~/(?s:.*){in_regex(quote)}(?s:.*)/").upper()
+        self.rules[-1] = name + self.rules[-1][len(name) :]
+        return f"{self._quote} {name} {self._quote}"
 
-    def _of_map(self, schema: Any, place: str, colon: str, *, quoted: bool) -> str:
-        """Any keys, with values by a schema."""
-        key = self._of_string() if quoted else f"/{_KEY}/"
-        pair = self._new(f"{key} {literal(colon)} {self.of(schema, _at(place, 'additionalProperties'))}")
-        return f"({pair} ({literal(self._syntax.comma)} {pair})*)?"
+    def _any(self, kind: object) -> str:
+        """Any value of a type; of any type if that is none of these."""
+        if not self._named:
+            text, scalar = self._text(), self._in_json({"type": [*_SCALARS]})
+            any_, pair = f"{self._rule}_any", f"{self._rule}_pair"
+            self._named["array"] = self._new(f'"[" ({any_} ("," {any_})*)? "]"')
+            self._named["object"] = self._new(f'"{{" ({pair} ("," {pair})*)? "}}"')
+            self.rules += [f"{any_}: {text} | {scalar} | {' | '.join(self._named.values())}"]
+            self.rules += [f'{pair}: (/{_KEY}/ | {text}) ":" {any_}']
+        return self._named.get(str(kind), f"{self._rule}_any")
 
-    def _of_any(self) -> str:
-        kinds = ("string", "number", "boolean", "null", "array", "object")
-        return self._named("any", lambda: f"({' | '.join(self.of({'type': kind}, '') for kind in kinds)})")
-
-    def _of_key(self, key: str, *, quoted: bool) -> str:
-        is_plain = self._syntax.is_python or re.fullmatch(_KEY, key)  # Python's arguments never have quotes
-        return literal(key) if not quoted and is_plain else self._written(key)
-
-    def _written(self, value: Any) -> str:
-        """A value as a literal of the grammar."""
-        syntax = self._syntax
-        if isinstance(value, str):
-            text = json.dumps(value, ensure_ascii=False) if syntax.is_python else value
-            return literal(text) if syntax.is_python else f"{self._quote} {literal(text)} {self._quote}"
-        if value is None or isinstance(value, bool):
-            return literal(syntax.words[2 if value is None else 0 if value else 1])
-        comma = f" {literal(syntax.comma)} "
-        if isinstance(value, list):
-            return f'"[" {comma.join(map(self._written, value))} "]"'
-        if isinstance(value, Mapping):
-            pairs = (
-                f"{self._of_key(key, quoted=syntax.is_python)} {literal(syntax.colon)} {self._written(each)}"
-                for key, each in value.items()
-            )
-            return f'"{{" {comma.join(pairs)} "}}"'
-        return literal(json.dumps(value))
-
-    def _named(self, what: str, make: Callable[[], str]) -> str:
-        """The rule for what is made once, and may refer to itself."""
-        if what not in self._names:
-            self._names[what] = f"{self._rule}_n{len(self._names)}"
-            self.rules.append(f"{self._names[what]}: {make()}")
-        return self._names[what]
-
-    def _new(self, expression: str) -> str:
+    def _new(self, expression: str, suffix: str = "") -> str:
         name = f"{self._rule}_r{len(self.rules)}"
-        self.rules.append(f"{name}: {expression}")
+        self.rules.append(f"{name}{f'[suffix={suffix}]' if suffix else ''}: {expression}")
         return name
 
 
-IN_PYTHON = CallSyntax(
-    python_calls, "", "(", ")", "=", ", ", ": ", ("True", "False", "None"), '"', is_python=True
-)  # fmt: skip
-IN_GEMMA = CallSyntax(
-    gemma_calls, "call:", "{", "}", ":", ",", ":", ("true", "false", "null"), '<|"|>', is_sorted=True
-)  # fmt: skip
+def _allows(branch: Mapping[str, Any], value: bool | None) -> bool:
+    """Whether a schema allows true, false or null."""
+    values = values_of(branch)
+    if values is not None:
+        return any(each is value for each in values)
+    return branch.get("type", "") in ("", "null" if value is None else "boolean") and not branch.keys() - ABOUT - {
+        "type"
+    }
+
+
+IN_PYTHON = CallSyntax(python_calls, "", "(", ")", "=", ", ", '"', is_python=True)
+IN_GEMMA = CallSyntax(gemma_calls, "call:", "{", "}", ":", ",", '<|"|>', is_sorted=True)

@@ -13,6 +13,9 @@ _KINDS = {bool: ("boolean",), int: ("integer", "number"), float: ("number",), st
           list: ("array",), dict: ("object",)}  # fmt: skip
 _PYTHON = {"True": "true", "False": "false", "None": "null"}  # as templates write these values in earlier calls
 ABOUT = {"title", "description", "default", "examples", "deprecated", "$comment", "x-guidance"}  # change nothing
+# What rules of a format follow of an object of arguments, and of a text.
+OF_OBJECTS = ABOUT | {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"}
+OF_STRINGS = ABOUT | {"type", "minLength", "maxLength"}
 
 _DEEPEST = 8  # schemas that refer to others; one may refer to itself
 _MOST_BRANCHES = 256  # references may lead to the same ones again and again
