@@ -10,7 +10,9 @@ import pytest
 
 import outrider
 from outrider.bundle import Bundle
-from outrider.types import Draft, Drafter
+from outrider.engine.chat.turn import TurnLayout
+from outrider.testing import ToyTokenizer
+from outrider.types import Draft, Drafter, Prompt
 from watching import AfterCalls, Watcher, chat_engine, watched
 
 pytestmark = pytest.mark.any_format
@@ -309,3 +311,12 @@ def test_a_real_model_reads_only_what_is_new(smollm2: Path) -> None:
             *earlier, (begin, end) = turn.answers
             whole = plain.generate(outrider.Prompt(turn.token_ids[:begin], answers=earlier))
             assert tuple(whole.token_ids[: end - begin]) == turn.token_ids[begin:]
+
+
+def test_an_answer_that_was_cut_within_a_character_goes_on_before_it() -> None:
+    tokenizer = ToyTokenizer(chat=True)
+    layout = TurnLayout(tokenizer, (), (), {0})
+    *cut, _ = tokenizer.encode("hé")
+    turn = layout.turn((), Prompt([1, 2]), "h", cut, finish_reason="length")
+    assert turn.answer_token_ids == tuple(tokenizer.encode("h"))
+    assert layout.prompt_within(turn).token_ids == [1, 2, *tokenizer.encode("h")]

@@ -64,13 +64,14 @@ def asked(session: Session) -> list[str]:
 
 def test_messages_and_commands_are_typed(engine: outrider.Engine) -> None:
     session = Session(engine)
-    printed = typed(session, "hello\r/stats\r\r/nonsense\rwhy not\r/quit\r")
+    printed = typed(session, "hello\r/stats\r\r/nonsense\r/temperatur 0.5\rwhy not\r/quit\r")
     chat = engine.chat()
     chat.send("hello")
     chat.send("why not")
     assert session.chat.turns == chat.turns
     assert "tokens per round" in printed
     assert "There is no command /nonsense." in printed
+    assert "There is no command /temperatur. Did you mean 'set temperature'?" in printed
 
 
 def test_messages_have_several_lines(engine: outrider.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +141,7 @@ def test_ctrl_c_ends_the_answer_and_the_next_one_is_exact(
     turns = session.chat.turns
     if turns:
         assert turns[0].finish_reason == "cancelled"
-        assert "Cancelled. The text so far stays" in printed
+        assert "Cancelled. The text so far stays in the conversation: /continue," in printed
         assert len(turns[0].answer_token_ids) < 400
         whole = engine.chat(max_new_tokens=400, drafter=None).send("hello")
         assert whole.text.startswith(turns[0].text)

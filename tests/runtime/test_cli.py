@@ -245,9 +245,11 @@ def test_output_is_utf8_wherever_it_goes(tiny: Path) -> None:
     assert json.loads(done.stdout.decode("utf-8"))["text"]
 
 
-def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([]) == 0
-    assert "Commands:" in capsys.readouterr().out
+def test_without_a_command_there_is_help_at_once() -> None:
+    code = "import sys; from outrider.cli import run; run([]); sys.exit(bool({'numpy', 'openvino'} & {*sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "Commands:" in done.stdout
+    assert done.returncode == 0, "a command's module imports NumPy or OpenVINO before it is used"
 
 
 def test_help_is_there_for_every_command(capsys: pytest.CaptureFixture[str]) -> None:

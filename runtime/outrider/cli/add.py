@@ -6,7 +6,6 @@ import click
 
 from outrider.bundle.folder import Bundle
 from outrider.cli.console import out, print_json
-from outrider.cli.drafter_costs import acceptance_in, as_dict, measure_drafter, show
 from outrider.cli.export import Bars
 from outrider.cli.opening import open_model
 from outrider.cli.options import export_half, json_option
@@ -38,6 +37,8 @@ def add(bundle: str, part: str, as_json: bool, name: str | None, weights: str | 
     Of a drafter it prints what drafts cost on this machine, and how many tokens have to be accepted to make up for
     that, if the main model was loaded before or loads in seconds.
     """
+    from outrider.cli.drafter_costs import acceptance_in, as_dict, measure_drafter, show
+
     with export_half():
         from outrider_export import add_adapter, add_drafter
         from outrider_export.sources.source import fetch, locate

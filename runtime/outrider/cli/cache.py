@@ -8,8 +8,6 @@ from rich.filesize import decimal
 from outrider.cli.console import day_and_time, out, print_json, table
 from outrider.cli.options import json_option
 from outrider.config.files import user_path
-from outrider.models.kv import PREFIXES
-from outrider.models.kv.chunk_files import empty, folders_in
 
 
 @click.group(invoke_without_command=True)
@@ -21,6 +19,9 @@ def cache(context: click.Context, folder: str | None, as_json: bool) -> None:
 
     The table has, for each model and setting, the number of saved tokens of prompts and answers.
     """
+    from outrider.models.kv import PREFIXES
+    from outrider.models.kv.chunk_files import folders_in
+
     store = context.obj = PREFIXES if folder is None else user_path(folder)
     if context.invoked_subcommand is not None:
         return
@@ -58,6 +59,8 @@ def cache(context: click.Context, folder: str | None, as_json: bool) -> None:
 @click.pass_obj
 def clear(store: object, as_json: bool) -> None:
     """Delete the whole store. Programs that use it keep running, and fill it again."""
+    from outrider.models.kv.chunk_files import empty
+
     folder = user_path(str(store))
     size = empty(folder)
     if as_json:

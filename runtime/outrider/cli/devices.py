@@ -13,7 +13,6 @@ from outrider.cli.opening import draft_option, open_model
 from outrider.cli.options import json_option, load_options, read_options
 from outrider.engine.opening import open_draft_bundle
 from outrider.errors import OptionError
-from outrider.system.core import new_core
 
 if TYPE_CHECKING:
     from outrider.bundle.folder import Bundle
@@ -124,6 +123,7 @@ def _cache_precision(spec: ModelSpec, device: Device, config: Config) -> str | N
     """The cache's precision; None if unknown."""
     from outrider.models.backends.npu_sizes import CACHE_KINDS
     from outrider.models.backends.processor import precision_of_device
+    from outrider.system.core import new_core
 
     asked = config.device.cache_precision, config.device.precision
     if spec.model.format == "onnx":

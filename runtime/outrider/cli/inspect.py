@@ -18,8 +18,6 @@ from outrider.cli.parts import is_unknown_architecture, print_parts
 from outrider.config.files import user_path
 from outrider.engine.opening import is_gguf
 from outrider.errors import ExportError, OptionError, needs
-from outrider.inputs.vision.tiles import PROCESSORS
-from outrider.models.backends.attention import describe_windows
 from outrider.system.files import usable
 
 
@@ -204,6 +202,8 @@ def _long(geometry: Geometry) -> str:
 def _windows(geometry: Geometry) -> str:
     if geometry.sliding_windows is None:
         return "not known"
+    from outrider.models.backends.attention import describe_windows
+
     return describe_windows(geometry.sliding_windows) if any(geometry.sliding_windows) else "-"
 
 
@@ -226,6 +226,8 @@ def _images(model: ModelEntry) -> dict[str, str]:
     vision = model.vision
     if vision is None:
         return {}
+    from outrider.inputs.vision.tiles import PROCESSORS
+
     return {"images": f"{PROCESSORS[vision.layout].described(vision)}, {vision.weights}"}
 
 

@@ -19,7 +19,6 @@ from outrider.cli.progress import progress_line, shown_in_background
 from outrider.config import Config
 from outrider.engine.opening import is_model
 from outrider.errors import OptionError, OutriderError, nearest, needs
-from outrider.system.memory import return_large_buffers
 from outrider.system.plugins import plugins
 
 
@@ -117,6 +116,8 @@ def serve(
         idle_seconds=None if idle_minutes is None else idle_minutes * 60,
     )
     if idle_minutes is not None:
+        from outrider.system.memory import return_large_buffers
+
         return_large_buffers()
     config = read_options(options)
     for each in listen_all(host, port):  # a model may have to be converted first, which takes minutes

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from rich.table import Table
 
@@ -52,9 +53,13 @@ def reply_to(session: Session, line: str) -> Reply:
     name, _, argument = line[1:].strip().partition(" ")
     command = COMMANDS.get(name)
     if command is None:
+        options = {f"set {option.name}": option.name for option in fields(session.config)}
+        alike = difflib.get_close_matches(name, [*COMMANDS, *options.values()], n=1)
+        known = (
+            nearest(f"set {alike[0]}", options) if alike and alike[0] in options.values() else nearest(name, COMMANDS)
+        )
         raise OptionError(
-            f"There is no command /{shown(name)}. {nearest(name, COMMANDS)} To send a line with a slash, put a space "
-            "before it."
+            f"There is no command /{shown(name)}. {known} To send a line with a slash, put a space before it."
         )
     argument = argument.strip()
     if argument and not command.argument:
@@ -227,10 +232,11 @@ def remarks(session: Session, before: Result | None) -> str:
     if result is None:
         return ""
     if result.finish_reason == "cancelled":
-        return "Cancelled. The text so far stays in the conversation: continue, /retry, or /undo."
+        return "Cancelled. The text so far stays in the conversation: /continue, /retry, or /undo."
     if before is not None and before.token_ids == result.token_ids:
         slow, fast = before.stats.tokens_per_second, result.stats.tokens_per_second
         return f"The same tokens, at {fast:.1f} per second; before, {slow:.1f}."
     if result.finish_reason == "length":
-        return f"Ended after {len(result.token_ids)} tokens. For longer answers: /set max_new_tokens 2000"
+        count = len(result.token_ids)
+        return f"Ended after {count} tokens: /continue goes on. For longer answers: /set max_new_tokens 2000"
     return ""

@@ -150,6 +150,10 @@ class TurnLayout:
         """The turn of an answer with this text and these tokens. known: the turn's other fields."""
         said = list(token_ids[:-1] if token_ids and token_ids[-1] in self.special_token_ids else token_ids)
         decoded, rest = self.tokenizer.decode(said), list[int]()
+        # Where an answer was cut within a character, its text has none of it
+        while said and decoded.endswith("\ufffd") and not text.endswith("\ufffd"):
+            said.pop()
+            decoded = self.tokenizer.decode(said)
         if len(decoded) < len(text) and text.startswith(decoded):  # a stop string began within a token
             rest = self.tokenizer.encode(text[len(decoded) :])
         begin = len(prompt.token_ids)
