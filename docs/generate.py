@@ -1,5 +1,6 @@
 """Writes the pages that repeat what the code says: options.md from `outrider.config`, commands.md from the commands,
-models.md from the architectures that are tried, api.md from public docstrings, index.md from the README.
+models.md from the architectures that are tried, api.md from public docstrings, index.md from the README, and the
+README's table from the first one in benchmarks.md.
 
     python docs/generate.py             # after a change to an option or to a command's help
     python docs/generate.py --check     # exit code 1 if a page is not what this script would write
@@ -464,9 +465,44 @@ def api_page() -> str:
     return "\n".join(parts)
 
 
+# The README's columns, by those of the table in benchmarks.md.
+PROOF = {
+    "all": "all", "open questions": "general", "code": "code", "summaries": "summarization",
+    "slowest prompt": "slowest", "same text": "same text",
+}  # fmt: skip
+
+
+def readme() -> str:
+    """The README. Its table is made of the first one in benchmarks.md: both of ours, and the best of other runtimes."""
+    text, measured = (path.read_text(encoding="utf-8") for path in (DOCS.parent / "README.md", DOCS / "benchmarks.md"))
+    first = re.search(r"^\| \|.*\n\|---.*\n((?:\|.*\n)+)", measured, re.MULTILINE)
+    if first is None:
+        raise RuntimeError("benchmarks.md has no table")
+    head, *rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in first[0].splitlines()]
+    figures = {row[0]: dict(zip(head[1:], row[1:], strict=True)) for row in rows[1:]}
+    plain, *others = figures
+    rate = float(plain.removeprefix("plain, ").split()[0])
+    shown = {"Outrider, plain": plain, "**Outrider, `auto`**": "**auto**"}
+    for peer in ("llama.cpp, plain", "llama.cpp, ", "openvino-genai, "):
+        tried = [name for name in others if name.startswith(peer) and name not in shown.values()]
+        if tried:
+            best = max(tried, key=lambda name: _number(figures[name]["all"]))
+            shown[best if "plain" in peer else f"{best}: its best"] = best
+    lines = [f"| | tokens/s | {' | '.join(PROOF)} |", "|---" * (len(PROOF) + 2) + "|"]
+    for said, name in shown.items():
+        cells = [f"{rate * _number(figures[name]['all']):.1f}", *(figures[name][column] for column in PROOF.values())]
+        lines.append(f"| {said} | {' | '.join(cells)} |")
+    before, _, rest = text.partition("\n| | tokens/s |")
+    return f"{before}\n" + "\n".join(lines) + "\n\n" + rest.partition("\n\n")[2]
+
+
+def _number(cell: str) -> float:
+    return float(cell.strip("* ").split()[0])
+
+
 def index_page() -> str:
     """The site's home: the README without what only a repository has."""
-    text = (DOCS.parent / "README.md").read_text(encoding="utf-8").split("\n## Development")[0]
+    text = readme().split("\n## Development")[0]
     text = text.replace("](docs/", "](")
     text = re.sub(r"\[([^]]+)\]\((?:samples|configs)\)", r"`\1`", text)
     return "<!-- Made by docs/generate.py from README.md. Change it there, and run the script. -->\n\n" + text
@@ -476,7 +512,7 @@ def pages() -> dict[Path, str]:
     """What the generated pages have to be."""
     made = {"options.md": options_page(), "commands.md": commands_page(), "models.md": models_page()}
     made |= {"api.md": api_page(), "index.md": index_page()}
-    return {DOCS / name: text for name, text in made.items()}
+    return {DOCS / name: text for name, text in made.items()} | {DOCS.parent / "README.md": readme()}
 
 
 def _class(section: str) -> str:

@@ -70,6 +70,24 @@ def test_the_sdist_builds_the_same_wheel(built: dict[str, Path], tmp_path: Path)
         assert set(ours.namelist()) == set(theirs.namelist())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_the_wheel_runs_in_a_clean_environment(version: str, built: dict[str, Path], tmp_path: Path) -> None:
+    python = shutil.which(f"python{version}")
+    if python is None or subprocess.run([python, "--version"], capture_output=True, check=False).returncode:
+        pytest.skip(f"there is no Python {version}")
+    subprocess.run([python, "-m", "venv", tmp_path], check=True)
+    programs = tmp_path / ("Scripts" if sys.platform == "win32" else "bin")
+    pip = [programs / "python", "-m", "pip", "install", "-q", f"{built['wheel']}[cli]"]
+    done = subprocess.run(pip, capture_output=True, text=True, check=False)
+    if "Could not find a version" in done.stderr or "Connection" in done.stderr:
+        pytest.skip("no package index is reached")
+    assert done.returncode == 0, done.stderr
+    for arguments in (["--help"], ["devices", "--json"], ["inspect", "--help"]):
+        done = subprocess.run([programs / "outrider", *arguments], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), arguments
+
+
 def test_pages_install_from_a_clone_or_name_the_extra() -> None:
     """`pip install "outrider[…]"` finds nothing before there is a release."""
     for path in [*(ROOT / "docs").glob("*.md"), *(ROOT / "samples").glob("*.py"), *ROOT.glob("*.md")]:
@@ -81,6 +99,7 @@ def test_pages_install_from_a_clone_or_name_the_extra() -> None:
     ('{"url": "https://example.com/outrider.whl"}', 'pip install "outrider[server]"'),
     ("{", 'pip install "outrider[server]"'),
     (None, 'pip install "outrider[server]"'),
+    ("no package", 'pip install "outrider[server]"'),
 ])  # fmt: skip
 @pytest.mark.needs("POSIX")
 def test_messages_install_from_where_outrider_came(
@@ -93,7 +112,12 @@ def test_messages_install_from_where_outrider_came(
         def locate_file(self, path: Any) -> Any:
             raise AssertionError
 
-    monkeypatch.setattr("importlib.metadata.distribution", lambda _: Installed())
+    def found(name: str) -> Distribution:
+        if origin == "no package":
+            raise PackageNotFoundError(name)
+        return Installed()
+
+    monkeypatch.setattr("importlib.metadata.distribution", found)
     assert install("server") == command
 
 
@@ -109,11 +133,3 @@ def test_without_the_extra_cli_the_command_and_conversions_name_it(
     for call in (lambda: outrider.load(model), lambda: export_bundle(model, output=tmp_path / "made")):
         with pytest.raises(ExportError, match=r"Making a bundle of a model needs gguf\. Run: pip install .*\[cli\]"):
             call()
-
-
-def test_messages_name_the_package_where_nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> Distribution:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr("importlib.metadata.distribution", missing)
-    assert install("rag") == 'pip install "outrider[rag]"'

@@ -73,7 +73,11 @@ class _Commands(click.Group):
 @click.version_option(__version__, prog_name="outrider")
 @click.pass_context
 def root(context: click.Context) -> None:
-    """Speculative decoding for edge machines: the same text, faster."""
+    """Speculative decoding on CPUs: the same text, faster, and never slower.
+
+    An answer loses at most 2.5 % of its time to drafts, or 0.4 of a token's time if it is short, and what a draft model
+    that is known to pay takes to read the prompt.
+    """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 

@@ -100,6 +100,7 @@ def serve(
     with needs("The server is not installed", "server", OutriderError):
         from outrider.server import Settings, make_app
         from outrider.server.run import listen_all, run, url_of
+        from outrider.system.memory import return_large_buffers
     host = host.removeprefix("[").removesuffix("]")  # as an address of IPv6 stands in a URL
     check_access(host, api_key, no_api_key)
     named = name_bundles(bundles, draft)
@@ -116,8 +117,6 @@ def serve(
         idle_seconds=None if idle_minutes is None else idle_minutes * 60,
     )
     if idle_minutes is not None:
-        from outrider.system.memory import return_large_buffers
-
         return_large_buffers()
     config = read_options(options)
     for each in listen_all(host, port):  # a model may have to be converted first, which takes minutes
@@ -140,9 +139,7 @@ def serve(
                 print_json({"url": url, "models": list(named)})
                 sys.stdout.flush()
             else:
-                _announce(url, models[0].name if models else None, needs_key=bool(api_key))
-                if not api_key and not _is_own(host):
-                    err.print("Everyone who can reach this address may use the server, as there is no API key.")
+                _announce(url, models[0].name if models else None, needs_key=bool(api_key), is_own=_is_own(host))
 
         def ending(num_answers: int) -> None:
             answers = "an answer" if num_answers == 1 else f"{num_answers} answers"
@@ -241,8 +238,10 @@ def _is_own(host: str) -> bool:
         return host == "localhost"
 
 
-def _announce(url: str, model: str | None, *, needs_key: bool) -> None:
-    """Say where the server is. model: one that writes, if there is one."""
+def _announce(url: str, model: str | None, *, needs_key: bool, is_own: bool) -> None:
+    """Say where the server is. model: one that writes, if there is one. is_own: only this machine reaches it."""
+    if not needs_key and not is_own:
+        err.print("Everyone who can reach this address may use the server, as there is no API key.")
     if model is None:
         out.print(f"Serving OpenAI's API at {url}/v1 until Ctrl-C, without a model that writes.", soft_wrap=True)
         return
