@@ -363,7 +363,6 @@ MANY_FIELDS: dict[str, int] = {
     "Decoder": 27,
     "GenerationConfig": 38,
     "GenerationOptions": 38,
-    "ResponseObject": 26,
     "Stats": 17,
     "ToolFormat": 17,
 }

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from outrider.server.errors import ApiError
-from outrider.server.protocol.items import ResponseObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class _Stored:
     size: int = 0
     items: Sequence[str] = ()
     before: Sequence[Any] = ()
-    response: ResponseObject | None = None
+    response: Mapping[str, Any] | None = None
 
 
 class Conversations:
@@ -53,7 +52,7 @@ class Conversations:
         name: str,
         turns: Sequence[Mapping[str, Any]],
         previous: str | None = None,
-        response: ResponseObject | None = None,
+        response: Mapping[str, Any] | None = None,
         given: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Store the turns up to an answer, unless they are larger than all that is stored may be.
@@ -67,9 +66,11 @@ class Conversations:
         size = known.size + said + (0 if response is None else len(msgspec.json.encode(response)))
         if size > self._max_size:
             return  # and nothing else goes for it
-        output = known.response.output if known.response else []
+        output = known.response["output"] if known.response else []
         before = [*known.before, *output, *given]
-        items = {item["id"]: item for item in given} | {item.id: item for item in (response.output if response else ())}
+        items = {item["id"]: item for item in given} | {
+            item["id"]: item for item in (response["output"] if response else ())
+        }
         with self._lock:
             self._stored[name] = _Stored(turns, size, [*items], before, response)
             self._items |= {item_id: (name, item) for item_id, item in items.items()}
@@ -88,7 +89,7 @@ class Conversations:
             raise ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
         return stored.turns
 
-    def find(self, name: str) -> tuple[ResponseObject, Sequence[Any]]:
+    def find(self, name: str) -> tuple[Mapping[str, Any], Sequence[Any]]:
         """An answer, and all items that it follows, the oldest first: those of answers before, and as they were given.
 
         Raises:

@@ -299,6 +299,7 @@ class Dialect:
     locates: bool = False  # parts have log-probabilities
     last: str = ""  # data after the last event
     lines: bool = False  # a stream is lines of JSON, not server-sent events
+    named: bool = False  # events have their type as name
 
     def answer(self, wanted: Wanted, head: AnswerHead, choices: Sequence[AnswerChoice]) -> ServedAnswer:
         """An answer that has not begun."""

@@ -31,8 +31,6 @@ from outrider.server.limits import Queue
 from outrider.server.metrics import Meter, Metrics
 from outrider.server.models import Models
 from outrider.server.options import AnswerChoice, with_adapter
-from outrider.server.protocol.items import ResponseEvent
-from outrider.server.protocol.messages import MessageEvent
 from outrider.server.protocol.reading import read_object
 from outrider.server.protocol.requests import LoadRequest
 from outrider.server.protocol.writing import to_json
@@ -219,7 +217,7 @@ class _Job:
         """An event's bytes."""
         if self._dialect.lines:
             return line_of(body)
-        return event_of(body, body.type if isinstance(body, ResponseEvent | MessageEvent) else None)
+        return event_of(body, body["type"] if self._dialect.named else None)
 
     async def _steps(self) -> AsyncGenerator[Step, None]:
         """The head, once nothing but a failure can refuse the request, then the pieces of all choices as they come.

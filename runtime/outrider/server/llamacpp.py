@@ -1,6 +1,6 @@
 """llama.cpp's /completion and /infill, as editors and scripts ask for them: the same answers in its words.
 
-Source: tools/server/README.md of llama.cpp, and its `server-context.cpp` for the indentation.
+Source: tools/server/README.md of llama.cpp.
 """
 
 from __future__ import annotations
@@ -26,43 +26,25 @@ from outrider.server.usage import timings_of
 
 # Samplers that do not change which token is the likeliest; penalties are options of their own.
 _SAMPLERS = {"top_k", "top_p", "min_p", "typ_p", "typical_p", "temperature", "penalties", "dry", "xtc", "infill"}
-_OWN = ("response_fields", "t_max_predict_ms", "n_indent", "return_tokens")
+_OWN = ("t_max_predict_ms", "return_tokens")
+_UNREAD = ("n_indent", "response_fields")  # which only shorten an answer
 
 
 class Limit:
-    """Ends a completion after its first line that is indented less, or some time after its first line.
+    """Ends a completion some time after its first text, once it has a whole line: llama.cpp's `t_max_predict_ms`."""
 
-        limit = Limit(milliseconds=500, indent=4)     # 0: without
-        limit.read(chunk.text)
-        limit.is_set()                                # as the engine asks for an answer's end
-
-    Source: `t_max_predict_ms` and `n_indent` of llama.cpp.
-    """
-
-    def __init__(self, milliseconds: float, indent: int) -> None:
-        self._seconds, self._indent = milliseconds / 1000, indent
+    def __init__(self, milliseconds: float) -> None:
+        self._seconds, self._has_line = milliseconds / 1000, False
         self._deadline: float | None = None
-        self._text = ""
 
     def read(self, text: str) -> None:
         """Read what comes next."""
-        self._text += text
-        if self._deadline is None and self._seconds > 0:
-            self._deadline = time.monotonic() + self._seconds
+        self._has_line = self._has_line or "\n" in text
+        self._deadline = self._deadline or time.monotonic() + self._seconds
 
     def is_set(self) -> bool:
         """Whether the answer ends here."""
-        is_late = self._deadline is not None and time.monotonic() > self._deadline
-        return (is_late and "\n" in self._text) or self.cut(self._text) != self._text
-
-    def cut(self, text: str) -> str:
-        """A text up to the first line that is indented less."""
-        place = 0
-        while self._indent > 0 and (place := text.find("\n", place) + 1):
-            behind = text[place:].lstrip(" \t")
-            if behind and len(text) - place - len(behind) < self._indent:
-                return text[: len(text) - len(behind)]
-        return text
+        return self._has_line and self._deadline is not None and time.monotonic() > self._deadline
 
 
 def _to_chat(body: bytes, _: Conversations) -> Wanted:
@@ -72,6 +54,7 @@ def _to_chat(body: bytes, _: Conversations) -> Wanted:
 
 def _completion_of(fields: dict[str, Any]) -> Wanted:
     others = {name: fields.pop(name, None) for name in _OWN}
+    IGNORED.add([name for name in _UNREAD if fields.pop(name, None)])
     for name in ("n_probs", "logprobs"):
         if fields.pop(name, None):
             message = f"'{name}' is not supported here. Send logprobs to /v1/completions."
@@ -99,16 +82,11 @@ def _infill_to_chat(body: bytes, _: Conversations) -> Wanted:
 
 def _choices(wanted: Wanted) -> list[AnswerChoice]:
     """The answers to each prompt."""
-    milliseconds, indent = (_number(wanted.own, name) for name in ("t_max_predict_ms", "n_indent"))
-    if indent > 0 and wanted.request.stream:
-        message = "n_indent is not supported in a stream. Set stream to false, or leave it out."
-        raise ApiError(400, message, param="n_indent", code="unsupported_field")
     choices = choices_of(wanted)
     if (infill := wanted.own.get("infill")) is not None:
         choices = [replace(choice, prompt=infill) for choice in choices]
-    if milliseconds <= 0 and indent <= 0:
-        return choices
-    return [replace(choice, limit=Limit(milliseconds, int(indent))) for choice in choices]
+    milliseconds = _number(wanted.own, "t_max_predict_ms")
+    return [replace(choice, limit=Limit(milliseconds)) for choice in choices] if milliseconds > 0 else choices
 
 
 def _body(answer: ServedAnswer) -> Any:
@@ -135,11 +113,10 @@ def _piece(number: int, text: str, tokens: Sequence[AnswerToken]) -> dict[str, A
 
 def _ended(answer: ServedAnswer, said: ServedChoice, result: Result, text: str) -> dict[str, Any]:
     """The last event, or the whole answer."""
-    limit, prompt = said.choice.limit, said.choice.prompt
-    stats, request, own = result.stats, answer.request, answer.own
-    tokens = result.tokens if own["return_tokens"] and not request.stream else []
+    prompt, stats, request = said.choice.prompt, result.stats, answer.request
+    tokens = result.tokens if answer.own["return_tokens"] and not request.stream else []
     kind = "word" if result.stop_string else "eos"
-    made = _piece(said.number, limit.cut(text) if limit else text, tokens) | {
+    return _piece(said.number, text, tokens) | {
         "id_slot": 0,
         "stop": True,
         "model": answer.head.model,
@@ -154,7 +131,6 @@ def _ended(answer: ServedAnswer, said: ServedChoice, result: Result, text: str) 
         "stopping_word": result.stop_string or "",
         "timings": msgspec.to_builtins(timings_of([stats])),
     }
-    return _only(made, own["response_fields"])
 
 
 def _shown(prompt: Any, answer: ServedAnswer) -> str:
@@ -208,20 +184,6 @@ def _settings(request: CompletionRequest) -> dict[str, Any]:
     """The options that the request has, by its names."""
     fields = msgspec.to_builtins(request)
     return {name: value for name, value in fields.items() if name not in ("prompt", "model") and value is not None}
-
-
-def _only(body: dict[str, Any], names: Any) -> dict[str, Any]:
-    """The fields that were asked for; "timings/prompt_n" is one of an object."""
-    if not isinstance(names, list) or not names:
-        return body
-    found = dict[str, Any]()
-    for name in map(str, names):
-        value: Any = body
-        for key in name.split("/"):
-            value = value.get(key) if isinstance(value, Mapping) else None
-        if value is not None:
-            found[name] = value
-    return found
 
 
 COMPLETION = Dialect("/completion", "llama-", _to_chat, _events, _body, progress=_progress, choices=_choices)

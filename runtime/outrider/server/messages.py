@@ -19,11 +19,7 @@ from outrider.server.protocol.messages import (
     GivenMessage,
     ImageBlock,
     MediaSource,
-    MessageEvent,
-    MessageObject,
     MessagesRequest,
-    MessageUsage,
-    StopReason,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
@@ -176,21 +172,18 @@ def _to_chat(body: bytes, _: Conversations) -> Wanted:
     return Wanted(read_messages(body))
 
 
-def _begin(answer: ServedAnswer) -> Iterator[MessageEvent]:
+def _begin(answer: ServedAnswer) -> Iterator[dict[str, Any]]:
     """How many of the prompt's tokens were in the prefix cache is said at the end."""
-    usage = _usage(answer.head.num_prompt_tokens, 0, 0)
-    begun = MessageObject(id=answer.head.id, model=answer.head.model, content=[], usage=usage)
-    yield MessageEvent(type="message_start", message=begun)
+    yield {"type": "message_start", "message": _message(answer, [], _usage(answer.head.num_prompt_tokens, 0, 0))}
 
 
-def _events(answer: ServedAnswer, step: ChoicePiece) -> Iterator[MessageEvent]:
+def _events(_: ServedAnswer, step: ChoicePiece) -> Iterator[dict[str, Any]]:
     for news in step.news:
         yield _of_news(news)
     if step.chunk.result:
-        whole = _message(answer, [])
-        ended = {"stop_reason": whole.stop_reason, "stop_sequence": whole.stop_sequence}
-        yield MessageEvent(type="message_delta", delta=ended, usage=whole.usage)
-        yield MessageEvent(type="message_stop")
+        usage = _usage_of(step.chunk.result)
+        yield {"type": "message_delta", "delta": _ended(step.said, step.chunk.result), "usage": usage}
+        yield {"type": "message_stop"}
 
 
 # Of a kind of part: the type of its deltas, and their key.
@@ -201,15 +194,15 @@ _DELTAS = {
 }
 
 
-def _of_news(news: News) -> MessageEvent:
+def _of_news(news: News) -> dict[str, Any]:
     """The event of a part, which is a block of the content."""
     part, index = news.part, news.part.index
     if news.kind == "begun":
-        return MessageEvent(type="content_block_start", index=index, content_block=_block(part))
+        return {"type": "content_block_start", "index": index, "content_block": _block(part)}
     if news.kind == "ended":
-        return MessageEvent(type="content_block_stop", index=index)
+        return {"type": "content_block_stop", "index": index}
     kind, key = _DELTAS[part.kind]
-    return MessageEvent(type="content_block_delta", index=index, delta={"type": kind, key: news.text})
+    return {"type": "content_block_delta", "index": index, "delta": {"type": kind, key: news.text}}
 
 
 def _block(part: Part) -> dict[str, Any]:
@@ -221,43 +214,44 @@ def _block(part: Part) -> dict[str, Any]:
     return {"type": "tool_use", "id": f"toolu_{part.id}", "name": part.name, "input": _input(part.text)}
 
 
-def _body(answer: ServedAnswer) -> MessageObject:
-    (said,) = answer.choices
-    return _message(answer, [_block(part) for part in said.parts], **answer.timings)
-
-
-def _message(answer: ServedAnswer, content: list[dict[str, Any]], **more: Any) -> MessageObject:
+def _body(answer: ServedAnswer) -> dict[str, Any]:
     (said,), (result,) = answer.choices, answer.results
-    stats = result.stats
-    return MessageObject(
-        id=answer.head.id,
-        model=answer.head.model,
-        content=content,
-        usage=_usage(stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_generated_tokens),
-        stop_reason=_stop_reason(said, result),
-        stop_sequence=result.stop_string,
-        **more,
-    )
+    content = [_block(part) for part in said.parts]
+    return _message(answer, content, _usage_of(result)) | _ended(said, result) | answer.timings
 
 
-def _stop_reason(said: ServedChoice, result: Result) -> StopReason:
+def _message(answer: ServedAnswer, content: list[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
+    message = {"id": answer.head.id, "type": "message", "role": "assistant", "model": answer.head.model}
+    return message | {"content": content, "usage": usage, "stop_reason": None, "stop_sequence": None}
+
+
+def _ended(said: ServedChoice, result: Result) -> dict[str, Any]:
+    """Why an answer has ended."""
+    reason = "tool_use" if said.has_called else "end_turn"
     if result.stop_string is not None:
-        return "stop_sequence"
-    if result.finish_reason == "length":
-        return "max_tokens"
-    return "tool_use" if said.has_called else "end_turn"
+        reason = "stop_sequence"
+    elif result.finish_reason == "length":
+        reason = "max_tokens"
+    return {"stop_reason": reason, "stop_sequence": result.stop_string}
 
 
-def _ping(_: str) -> MessageEvent:
-    return MessageEvent(type="ping")
+def _ping(_: str) -> dict[str, Any]:
+    return {"type": "ping"}
 
 
-def _failure(error: ApiError, _: int) -> MessageEvent:
-    return MessageEvent(type="error", error=in_anthropic_s_words(error))
+def _failure(error: ApiError, _: int) -> dict[str, Any]:
+    return {"type": "error", "error": in_anthropic_s_words(error)}
 
 
-def _usage(num_prompt: int, num_cached: int, num_generated: int) -> MessageUsage:
-    return MessageUsage(num_prompt - num_cached, num_generated, num_cached)
+def _usage_of(result: Result) -> dict[str, int]:
+    stats = result.stats
+    return _usage(stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_generated_tokens)
+
+
+def _usage(num_prompt: int, num_cached: int, num_generated: int) -> dict[str, int]:
+    """input_tokens: of the prompt, without those from the prefix cache."""
+    tokens = {"input_tokens": num_prompt - num_cached, "output_tokens": num_generated}
+    return tokens | {"cache_read_input_tokens": num_cached, "cache_creation_input_tokens": 0}
 
 
 def _input(written: str) -> Any:
@@ -269,5 +263,6 @@ def _input(written: str) -> Any:
 
 
 MESSAGES = Dialect(
-    "/v1/messages", "msg_", _to_chat, _events, _body, begin=_begin, failure=_failure, ping=_ping, choices=first_choice
+    "/v1/messages", "msg_", _to_chat, _events, _body, begin=_begin, failure=_failure, ping=_ping, choices=first_choice,
+    named=True,
 )  # fmt: skip

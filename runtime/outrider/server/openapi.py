@@ -7,10 +7,6 @@ import msgspec
 
 from outrider.server.protocol.encoding import EmbeddingList, EmbeddingRequest, RerankList, RerankRequest
 from outrider.server.protocol.items import (
-    DeletedResponse,
-    InputItemList,
-    ResponseEvent,
-    ResponseObject,
     ResponseRequest,
 )
 from outrider.server.protocol.loose import WRITTEN_AS_TEXTS
@@ -29,7 +25,7 @@ from outrider.version import __version__
 
 _STRUCTS = (
     ChatRequest, ChatCompletion, ChatChunk, CompletionRequest, Completion, ErrorResponse, Health, ModelInfo, ModelList,
-    ResponseRequest, ResponseObject, ResponseEvent, InputItemList, DeletedResponse,
+    ResponseRequest,
     EmbeddingRequest, EmbeddingList, RerankRequest, RerankList,
 )  # fmt: skip
 # Fields of which more values are taken than their types say, as others send them; see `protocol.loose`.
@@ -78,14 +74,14 @@ def describe(models: Sequence[str], *, encoders: Mapping[str, Sequence[str]], ne
             "/v1/models/{model}": {"get": _get("One model", "ModelInfo", 404), "parameters": [_in_path("model")]},
             "/v1/chat/completions": {"post": _post("Answer a chat", ChatRequest, ChatCompletion, ChatChunk)},
             "/v1/completions": {"post": _post("Continue a text", CompletionRequest, Completion, Completion)},
-            "/v1/responses": {"post": _post("Answer items", ResponseRequest, ResponseObject, ResponseEvent)},
+            "/v1/responses": {"post": _post("Answer items", ResponseRequest)},
             "/v1/responses/{response_id}": {
-                "get": _get("A stored response", "ResponseObject", 400, 404),
-                "delete": _get("Delete a stored response", "DeletedResponse", 404),
+                "get": _get("A stored response", "", 400, 404),
+                "delete": _get("Delete a stored response", "", 404),
                 "parameters": [_in_path("response_id")],
             },
             "/v1/responses/{response_id}/input_items": {
-                "get": _get("The items that a stored response follows", "InputItemList", 400, 404)
+                "get": _get("The items that a stored response follows", "", 400, 404)
                 | {"parameters": [_in_query(name, schema) for name, schema in _PAGE.items()]},
                 "parameters": [_in_path("response_id")],
             },
@@ -133,9 +129,10 @@ def _plain(summary: str) -> dict[str, Any]:
     }
 
 
-def _post(summary: str, request: type, response: type, event: type) -> dict[str, Any]:
-    done = _response(f"The answer; with stream, events whose data is a {event.__name__}.", response.__name__)
-    done["content"]["text/event-stream"] = {"schema": _event(event.__name__)}
+def _post(summary: str, request: type, response: type | None = None, event: type | None = None) -> dict[str, Any]:
+    """response, event: None: as OpenAI describes them."""
+    done = _response("The answer; with stream, server-sent events.", response.__name__ if response else "")
+    done["content"]["text/event-stream"] = {"schema": _event(event.__name__) if event else {"type": "object"}}
     body = {"required": True, "content": {"application/json": {"schema": _ref(request.__name__)}}}
     return {"summary": summary, "requestBody": body, "responses": {"200": done} | _failures(*_ERRORS)}
 
@@ -160,7 +157,8 @@ def _failures(*codes: int) -> dict[str, Any]:
 
 
 def _response(description: str, name: str) -> dict[str, Any]:
-    return {"description": description, "content": {"application/json": {"schema": _ref(name)}}}
+    schema = _ref(name) if name else {"type": "object"}
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
 
 
 def _ref(name: str) -> dict[str, str]:

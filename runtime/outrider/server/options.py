@@ -47,9 +47,6 @@ class AnswerLimit(Protocol):
     def is_set(self) -> bool:
         """Whether the answer ends here."""
 
-    def cut(self, text: str) -> str:
-        """A text up to where it ends."""
-
 
 @dataclass(frozen=True, slots=True)
 class AnswerChoice:

@@ -9,26 +9,19 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from outrider.decoding.metrics import Stats
 from outrider.decoding.results import Result
 from outrider.server.conversations import Conversations
 from outrider.server.dialect import ChoicePiece, Dialect, News, Part, ServedAnswer, ServedChoice, Wanted, first_choice
 from outrider.server.errors import ApiError
 from outrider.server.options import BETWEEN_PARTS, AnswerChoice
 from outrider.server.protocol.items import (
-    IncompleteDetails,
     InputImagePart,
     InputItem,
     InputPart,
     InputTextItemPart,
-    OutputCall,
-    OutputMessage,
-    OutputReasoning,
-    OutputText,
-    ReasoningText,
     ReasoningTextPart,
     RefusalItemPart,
-    ResponseEvent,
-    ResponseObject,
     ResponseRequest,
     SchemaFormat,
     Status,
@@ -46,10 +39,8 @@ from outrider.server.protocol.requests import (
     Tool,
     ToolChoice,
 )
-from outrider.server.usage import response_usage_of
 
-Output: TypeAlias = OutputMessage | OutputCall | OutputReasoning
-
+Output: TypeAlias = dict[str, Any]  # an item
 Turn: TypeAlias = dict[str, Any]
 
 
@@ -92,49 +83,40 @@ def chat_of_items(asked: ResponseRequest, conversations: Conversations) -> Wante
 _SHARED = (*Asked.__struct_fields__, "parallel_tool_calls", "chat_template_kwargs", "reasoning", "thinking")
 
 
-def _begin(answer: ServedAnswer) -> Iterator[ResponseEvent]:
+def _begin(answer: ServedAnswer) -> Iterator[dict[str, Any]]:
     yield _event(answer, "response.created", response=_response(answer, "in_progress"))
     yield _event(answer, "response.in_progress", response=_response(answer, "in_progress"))
 
 
-def _events(answer: ServedAnswer, step: ChoicePiece) -> Iterator[ResponseEvent]:
+def _events(answer: ServedAnswer, step: ChoicePiece) -> Iterator[dict[str, Any]]:
     for news in step.news:
         yield from _of_news(answer, step.said, news)
     if step.chunk.result:
         response = _body(answer)
-        kind = "response.incomplete" if response.status == "incomplete" else "response.completed"
-        yield _event(answer, kind, response=response)
+        yield _event(answer, f"response.{response['status']}", response=response)
 
 
-def _of_news(answer: ServedAnswer, said: ServedChoice, news: News) -> Iterator[ResponseEvent]:
+def _of_news(answer: ServedAnswer, said: ServedChoice, news: News) -> Iterator[dict[str, Any]]:
     """The events of a part, which is an item of the output."""
-    part = news.part
+    part, is_call = news.part, news.part.kind == "call"
     item = _item(part, _status_of(part, said) if news.kind == "ended" else "in_progress")
     place = {"output_index": part.index}
-    inner = place | {"item_id": item.id, "content_index": 0}
-    of_call = place | {"item_id": item.id}
-    content = None if isinstance(item, OutputCall) else item.content[0]
+    inner = place | {"item_id": item["id"]} | ({} if is_call else {"content_index": 0})
+    kind = {"thought": "reasoning_text", "text": "output_text", "call": "function_call_arguments"}[part.kind]
+    logprobs = {"logprobs": [*news.logprobs]} if part.kind == "text" else {}
     if news.kind == "begun":
-        begun = item if content is None else msgspec.structs.replace(item, content=[])
-        yield _event(answer, "response.output_item.added", **place, item=begun)
-        if content is not None:
-            yield _event(answer, "response.content_part.added", **inner, part=content)
-    elif news.kind == "grown" and part.kind == "call":
-        yield _event(answer, "response.function_call_arguments.delta", **of_call, delta=news.text)
-    elif news.kind == "grown" and part.kind == "thought":
-        yield _event(answer, "response.reasoning_text.delta", **inner, delta=news.text)
+        yield _event(answer, "response.output_item.added", **place, item=item | ({} if is_call else {"content": []}))
+        if not is_call:
+            yield _event(answer, "response.content_part.added", **inner, part=item["content"][0])
     elif news.kind == "grown":
-        yield _event(answer, "response.output_text.delta", **inner, delta=news.text, logprobs=[*news.logprobs])
+        yield _event(answer, f"response.{kind}.delta", **inner, delta=news.text, **logprobs)
     else:
-        if content is None:
-            ended = of_call | {"name": part.name, "arguments": part.text}
-            yield _event(answer, "response.function_call_arguments.done", **ended)
-        elif part.kind == "thought":
-            yield _event(answer, "response.reasoning_text.done", **inner, text=part.text)
-        else:
-            yield _event(answer, "response.output_text.done", **inner, text=part.text, logprobs=[*part.logprobs])
-        if content is not None:
-            yield _event(answer, "response.content_part.done", **inner, part=content)
+        ended: dict[str, Any] = {"name": part.name, "arguments": part.text} if is_call else {"text": part.text}
+        if part.kind == "text":
+            ended["logprobs"] = [*part.logprobs]
+        yield _event(answer, f"response.{kind}.done", **inner, **ended)
+        if not is_call:
+            yield _event(answer, "response.content_part.done", **inner, part=item["content"][0])
         yield _event(answer, "response.output_item.done", **place, item=item)
 
 
@@ -147,13 +129,16 @@ def _status_of(part: Part, said: ServedChoice) -> Status:
 def _item(part: Part, status: Status) -> Output:
     """A part as an item."""
     if part.kind == "call":
-        return OutputCall(f"fc_{part.id}", status, f"call_{part.id}", part.name, part.text)
+        call = {"call_id": f"call_{part.id}", "name": part.name, "arguments": part.text}
+        return {"type": "function_call", "id": f"fc_{part.id}", "status": status, **call}
     if part.kind == "thought":
-        return OutputReasoning(f"rs_{part.id}", status, [ReasoningText(part.text)])
-    return OutputMessage(f"msg_{part.id}", status, [OutputText(part.text, logprobs=[*part.logprobs])])
+        content = [{"type": "reasoning_text", "text": part.text}]
+        return {"type": "reasoning", "id": f"rs_{part.id}", "status": status, "content": content, "summary": []}
+    text = {"type": "output_text", "text": part.text, "annotations": [], "logprobs": [*part.logprobs]}
+    return {"type": "message", "id": f"msg_{part.id}", "status": status, "role": "assistant", "content": [text]}
 
 
-def _body(answer: ServedAnswer) -> ResponseObject:
+def _body(answer: ServedAnswer) -> dict[str, Any]:
     """The complete answer, which is stored."""
     (said,), (result,) = answer.choices, answer.results
     status, output, items = _status(result), [_item(part, _status_of(part, said)) for part in said.parts], answer.own
@@ -161,9 +146,9 @@ def _body(answer: ServedAnswer) -> ResponseObject:
         answer,
         status,
         output=output,
-        usage=response_usage_of(result.stats, answer.num_reasoning),
+        usage=_usage(result.stats, answer.num_reasoning),
         seed=result.seed,
-        incomplete_details=IncompleteDetails() if status == "incomplete" else None,
+        incomplete_details={"reason": "max_output_tokens"} if status == "incomplete" else None,
         **answer.timings,
     )
     if items.request.store is not False:
@@ -173,22 +158,28 @@ def _body(answer: ServedAnswer) -> ResponseObject:
     return response
 
 
-def _response(answer: ServedAnswer, status: Status, output: Sequence[Any] = (), **more: Any) -> ResponseObject:
+def _response(answer: ServedAnswer, status: Status, output: Sequence[Output] = (), **more: Any) -> dict[str, Any]:
+    """A response. seed, timings: as with chats. Other fields are the request's."""
     asked, head = answer.own.request, answer.head
-    return ResponseObject(
-        id=head.id,
-        created_at=head.created,
-        status=status,
-        model=head.model,
-        output=[*output],
-        parallel_tool_calls=asked.parallel_tool_calls is not False,
-        store=asked.store is not False,
-        text={"format": (asked.text and asked.text.format) or {"type": "text"}},
-        tool_choice=asked.tool_choice or "auto",
-        tools=list(asked.tools or ()),
-        **{name: getattr(asked, name) for name in _REPEATED},
-        **more,
-    )
+    made = {
+        "object": "response", "id": head.id, "created_at": head.created, "status": status, "model": head.model,
+        "output": [*output], "parallel_tool_calls": asked.parallel_tool_calls is not False,
+        "store": asked.store is not False, "text": {"format": (asked.text and asked.text.format) or {"type": "text"}},
+        "tool_choice": asked.tool_choice or "auto", "tools": list(asked.tools or ()), "usage": None, "error": None,
+        "incomplete_details": None, "metadata": None, "background": False, "truncation": "disabled", "seed": None,
+    }  # fmt: skip
+    return made | {name: getattr(asked, name) for name in _REPEATED} | more
+
+
+def _usage(stats: Stats, num_reasoning: int) -> dict[str, Any]:
+    """Tokens of the prompt, of which some were in the prefix cache, of the answer, and both."""
+    return {
+        "input_tokens": stats.num_prompt_tokens,
+        "input_tokens_details": {"cached_tokens": stats.num_cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": stats.num_generated_tokens,
+        "output_tokens_details": {"reasoning_tokens": num_reasoning},
+        "total_tokens": stats.num_prompt_tokens + stats.num_generated_tokens,
+    }
 
 
 _REPEATED = (
@@ -196,16 +187,15 @@ _REPEATED = (
 )  # fmt: skip
 
 
-def _event(answer: ServedAnswer, kind: Any, **fields: Any) -> ResponseEvent:
+def _event(answer: ServedAnswer, kind: str, **fields: Any) -> dict[str, Any]:
     answer.num_events += 1
-    return ResponseEvent(type=kind, sequence_number=answer.num_events - 1, **fields)
+    return {"type": kind, "sequence_number": answer.num_events - 1, **fields}
 
 
-def _failure(error: ApiError, num_events: int) -> ResponseEvent:
+def _failure(error: ApiError, num_events: int) -> dict[str, Any]:
     body = error.body.error
-    return ResponseEvent(
-        type="error", sequence_number=num_events, code=body.code, message=body.message, param=body.param
-    )
+    said = {"code": body.code, "message": body.message, "param": body.param}
+    return {"type": "error", "sequence_number": num_events, **said}
 
 
 def _choices(wanted: Wanted) -> list[AnswerChoice]:
@@ -220,7 +210,7 @@ def _choices(wanted: Wanted) -> list[AnswerChoice]:
 
 RESPONSES = Dialect(
     "/v1/responses", "resp_", to_chat, _events, _body, begin=_begin, failure=_failure, choices=_choices,
-    locates=True,
+    locates=True, named=True,
 )  # fmt: skip
 
 
@@ -277,7 +267,7 @@ def turns_of_input(given: Sequence[InputItem], before: Sequence[Mapping[str, Any
             role = "system" if item.role == "developer" else item.role
             turns.append({"role": role, "content": _content(item.content or "", f"input[{i}].content")})
         elif item.type == "function_call":
-            _add_call(turns, item)
+            _add_call(turns, item.call_id, item.name, item.arguments)
             calls[item.call_id] = item.name
         elif item.call_id in calls:
             content = _content(item.output or "", f"input[{i}].output")
@@ -300,12 +290,12 @@ def turn_of_output(items: Sequence[Output]) -> Turn:
     """The turn that an answer is."""
     turns: list[Turn] = [{"role": "assistant", "content": ""}]
     for item in items:
-        if isinstance(item, OutputMessage):
-            turns[0]["content"] += item.content[0].text
-        elif isinstance(item, OutputReasoning):
-            turns[0]["reasoning_content"] = turns[0].get("reasoning_content", "") + item.content[0].text
+        if item["type"] == "message":
+            turns[0]["content"] += item["content"][0]["text"]
+        elif item["type"] == "reasoning":
+            turns[0]["reasoning_content"] = turns[0].get("reasoning_content", "") + item["content"][0]["text"]
         else:
-            _add_call(turns, item)
+            _add_call(turns, item["call_id"], item["name"], item["arguments"])
     return turns[0]
 
 
@@ -329,12 +319,12 @@ def _check(item: InputItem, place: int) -> None:
             raise ApiError(400, f"A {item.type} has no {name}.", param=f"input[{place}].{name}", code="unknown_field")
 
 
-def _add_call(turns: list[Turn], call: InputItem | OutputCall) -> None:
+def _add_call(turns: list[Turn], call_id: Any, name: Any, arguments: Any) -> None:
     """Add a call to the answer that it is part of: text and calls are one turn for a chat template."""
     if not turns or turns[-1]["role"] != "assistant":
         turns.append({"role": "assistant", "content": ""})
-    function = {"name": call.name, "arguments": call.arguments or None}
-    turns[-1].setdefault("tool_calls", []).append({"id": call.call_id, "type": "function", "function": function})
+    function = {"name": name, "arguments": arguments or None}
+    turns[-1].setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
 
 
 def _content(content: str | Sequence[InputPart], place: str) -> str | list[dict[str, Any]]:

@@ -12,7 +12,6 @@ from starlette.routing import BaseRoute, Route
 
 from outrider.server.endpoint import Service, as_json
 from outrider.server.errors import ApiError, bad_field
-from outrider.server.protocol.items import DeletedResponse, InputItemList
 
 _PATH = "/v1/responses/{response_id}"
 
@@ -46,7 +45,7 @@ async def _read(service: Service, request: Request) -> Response:
 async def _delete(service: Service, request: Request) -> Response:
     name = request.path_params["response_id"]
     service.conversations.delete(name)
-    return as_json(DeletedResponse(name))
+    return as_json({"id": name, "object": "response", "deleted": True})
 
 
 async def _list(service: Service, request: Request) -> Response:
@@ -62,11 +61,5 @@ async def _list(service: Service, request: Request) -> Response:
         raise ApiError(400, message, param="after", code="item_not_found")
     first = 0 if page.after is None else ids.index(page.after) + 1
     shown, ids = items[first : first + page.limit], ids[first : first + page.limit]
-    return as_json(
-        InputItemList(
-            data=shown,
-            first_id=ids[0] if ids else None,
-            last_id=ids[-1] if ids else None,
-            has_more=first + len(shown) < len(items),
-        )
-    )
+    page_ids = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
+    return as_json({"object": "list", "data": shown, **page_ids, "has_more": first + len(shown) < len(items)})

@@ -20,7 +20,6 @@ from outrider.server.messages import read_message_fields
 from outrider.server.models import Model
 from outrider.server.options import AnswerChoice, choices_of_chat
 from outrider.server.protocol.items import ResponseRequest
-from outrider.server.protocol.messages import TokenCount
 from outrider.server.protocol.reading import read_fields
 from outrider.server.protocol.requests import ChatRequest, NotNegative
 from outrider.server.responses import chat_of_items
@@ -154,7 +153,7 @@ def _count_items(service: Service, fields: dict[str, Any]) -> Task:
 
 def _count_messages(service: Service, fields: dict[str, Any]) -> Task:
     asked = read_message_fields(fields)
-    return _count(service, asked.model, choices_of_chat(asked)[0], TokenCount)
+    return _count(service, asked.model, choices_of_chat(asked)[0], lambda count: {"input_tokens": count})
 
 
 def _as_openai(count: int) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.decoding.metrics import Stats
-from outrider.server.protocol.items import InputTokensDetails, OutputTokensDetails, ResponseUsage
 from outrider.server.protocol.responses import (
     CompletionTokensDetails,
     PromptProgress,
@@ -26,17 +25,6 @@ def usage_of(stats: Sequence[Stats], n: int, num_reasoning: int = 0) -> Usage:
         total_tokens=num_prompt_tokens + num_generated_tokens,
         prompt_tokens_details=PromptTokensDetails(sum(each.num_cached_tokens for each in prompts)),
         completion_tokens_details=CompletionTokensDetails(num_reasoning),
-    )
-
-
-def response_usage_of(stats: Stats, num_reasoning: int = 0) -> ResponseUsage:
-    """The same for one answer, as /v1/responses has it."""
-    return ResponseUsage(
-        input_tokens=stats.num_prompt_tokens,
-        input_tokens_details=InputTokensDetails(stats.num_cached_tokens),
-        output_tokens=stats.num_generated_tokens,
-        total_tokens=stats.num_prompt_tokens + stats.num_generated_tokens,
-        output_tokens_details=OutputTokensDetails(num_reasoning),
     )
 
 

@@ -163,8 +163,7 @@ PDF = {"type": "document", "source": {"type": "base64", "media_type": "applicati
     (COMPLETION, {"prompt": {"prompt_string": "x", "multimodal_data": ["y"]}}, "Send them to /v1/chat"),
     (COMPLETION, {"prompt": "x", "samplers": ["top_k", "mirostat"]}, "'samplers' is not supported"),
     (COMPLETION, {"prompt": "x", "samplers": ["top_k"], "temperature": 1}, "'samplers' is not supported"),
-    (COMPLETION, {"prompt": "x", "n_indent": 4, "stream": True}, "n_indent is not supported in a stream"),
-    (COMPLETION, {"prompt": "x", "n_indent": "4"}, "'n_indent' is not a number"),
+    (COMPLETION, {"prompt": "x", "t_max_predict_ms": "4"}, "'t_max_predict_ms' is not a number"),
     (COMPLETION, {"prompt": "x", "n_predictt": 4}, "There is no field 'n_predictt'"),
     (COMPLETION, {"prompt": "x", "n_probs": 3}, "Send logprobs to /v1/completions"),
     (COMPLETION, {"n_predict": 4}, "'prompt'"),
@@ -323,7 +322,7 @@ def test_an_answer_is_stored_with_what_it_follows() -> None:
     call = '<tool_call>{"name": "look", "arguments": {"a": [1]}}</tool_call>'
     asked = {"input": "Hi", "tools": [{"type": "function", **FUNCTION}]}
     whole = body_of(RESPONSES, answer_of(RESPONSES, TEMPLATE, stored, **asked), f"Let me see.\n{call}\n{call} Done.")
-    assert [item.type for item in whole.output] == ["message", "function_call", "function_call", "message"]
+    assert [item["type"] for item in whole["output"]] == ["message", "function_call", "function_call", "message"]
     first, last = stored.turns("resp_1")
     assert (first, last["content"]) == (HELLO[0], "Let me see.Done.")
     assert [json.loads(made["function"]["arguments"]) for made in last["tool_calls"]] == [{"a": [1]}] * 2
@@ -336,14 +335,11 @@ def test_an_answer_is_stored_with_what_it_follows() -> None:
 
 def test_an_answer_without_text_is_an_empty_message() -> None:
     whole = body_of(RESPONSES, answer_of(RESPONSES, input="Hi"), "", "length")
-    assert [(item.content[0].text, item.status) for item in whole.output] == [("", "incomplete")]
-    assert whole.incomplete_details
-    assert body_of(MESSAGES, answer_of(MESSAGES, messages=HELLO), "").content == [{"type": "text", "text": ""}]
+    assert [(item["content"][0]["text"], item["status"]) for item in whole["output"]] == [("", "incomplete")]
+    assert whole["incomplete_details"]
+    assert body_of(MESSAGES, answer_of(MESSAGES, messages=HELLO), "")["content"] == [{"type": "text", "text": ""}]
 
 
-def test_llama_cpp_gives_the_fields_that_are_asked_for() -> None:
-    names = ["content", "timings/prompt_n", "tokens_cached", "unheard/of"]
-    made = body_of(COMPLETION, answer_of(COMPLETION, prompt="Hi", response_fields=names), "So.")
-    assert made == {"content": "So.", "timings/prompt_n": 0, "tokens_cached": 0}
+def test_llama_cpp_answers_several_prompts() -> None:
     several = answer_of(COMPLETION, prompt=["Hi", "Ho"])
     assert [each["index"] for each in COMPLETION.whole(several, [result_of("a"), result_of("b")])] == [0, 1]

@@ -6,7 +6,6 @@ import json
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from outrider.server.protocol.requests import (
     Asked,
@@ -18,7 +17,6 @@ from outrider.server.protocol.requests import (
     Text,
     ToolName,
 )
-from outrider.server.protocol.responses import Count, Timings, TokenLogprob
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -150,168 +148,6 @@ class ResponseRequest(Asked, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     stream_options: ResponseStreamOptions | None = None
     include: list[str] | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
-
-
-class OutputText(msgspec.Struct, frozen=True):
-    """The text of a message."""
-
-    text: str
-    type: Literal["output_text"] = "output_text"
-    annotations: list[Any] = []
-    logprobs: list[TokenLogprob] = []
-
-
-class OutputMessage(msgspec.Struct, frozen=True):
-    """Text that the model has written."""
-
-    id: str
-    status: Status
-    content: list[OutputText]
-    type: Literal["message"] = "message"
-    role: Literal["assistant"] = "assistant"
-
-
-class OutputCall(msgspec.Struct, frozen=True):
-    """A call that the model asks for. arguments: JSON."""
-
-    id: str
-    status: Status
-    call_id: str
-    name: str
-    arguments: str
-    type: Literal["function_call"] = "function_call"
-
-
-class ReasoningText(msgspec.Struct, frozen=True):
-    """The text of reasoning."""
-
-    text: str
-    type: Literal["reasoning_text"] = "reasoning_text"
-
-
-class OutputReasoning(msgspec.Struct, frozen=True):
-    """The model's reasoning."""
-
-    id: str
-    status: Status
-    content: list[ReasoningText]
-    summary: list[Any] = []
-    type: Literal["reasoning"] = "reasoning"
-
-
-class InputTokensDetails(msgspec.Struct, frozen=True):
-    """cached_tokens: input tokens that were taken from the prefix cache."""
-
-    cached_tokens: Count
-    cache_write_tokens: Count = 0
-
-
-class OutputTokensDetails(msgspec.Struct, frozen=True):
-    """reasoning_tokens: with the markers of the reasoning."""
-
-    reasoning_tokens: Count = 0
-
-
-class ResponseUsage(msgspec.Struct, frozen=True):
-    """Tokens of the prompt, of the answer, and both."""
-
-    input_tokens: Count
-    input_tokens_details: InputTokensDetails
-    output_tokens: Count
-    total_tokens: Count
-    output_tokens_details: OutputTokensDetails = OutputTokensDetails()
-
-
-class IncompleteDetails(msgspec.Struct, frozen=True):
-    """Why an answer is not complete."""
-
-    reason: Literal["max_output_tokens"] = "max_output_tokens"
-
-
-class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer. seed, timings: as with chats. Other fields are the request's."""
-
-    id: str
-    created_at: Count
-    status: Status
-    model: str
-    output: list[Any]
-    instructions: str | None
-    max_output_tokens: int | None
-    parallel_tool_calls: bool
-    previous_response_id: str | None
-    store: bool
-    temperature: float | None
-    top_p: float | None
-    top_logprobs: int | None
-    text: Any
-    tool_choice: Any
-    tools: list[Any]
-    usage: ResponseUsage | None = None
-    incomplete_details: IncompleteDetails | None = None
-    seed: int | None = None
-    timings: Timings | UnsetType = UNSET
-    error: None = None
-    metadata: None = None
-    background: Literal[False] = False
-    reasoning: Effort | None = None
-    truncation: Literal["disabled"] = "disabled"
-    object: Literal["response"] = "response"
-
-
-class InputItemList(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of the items that a stored answer follows."""
-
-    data: list[Any]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-    object: Literal["list"] = "list"
-
-
-class DeletedResponse(msgspec.Struct, frozen=True):
-    """A stored answer that is no longer."""
-
-    id: str
-    object: Literal["response"] = "response"
-    deleted: Literal[True] = True
-
-
-class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of a stream; which fields it has depends on its type."""
-
-    type: Literal[
-        "response.created",
-        "response.in_progress",
-        "response.output_item.added",
-        "response.content_part.added",
-        "response.output_text.delta",
-        "response.output_text.done",
-        "response.content_part.done",
-        "response.reasoning_text.delta",
-        "response.reasoning_text.done",
-        "response.function_call_arguments.delta",
-        "response.function_call_arguments.done",
-        "response.output_item.done",
-        "response.completed",
-        "response.incomplete",
-        "error",
-    ]
-    sequence_number: Count
-    response: ResponseObject | UnsetType = UNSET
-    output_index: Count | UnsetType = UNSET
-    item_id: str | UnsetType = UNSET
-    item: Any | UnsetType = UNSET
-    content_index: Count | UnsetType = UNSET
-    part: Any | UnsetType = UNSET
-    delta: str | UnsetType = UNSET
-    text: str | UnsetType = UNSET
-    logprobs: list[TokenLogprob] | UnsetType = UNSET
-    name: str | UnsetType = UNSET
-    arguments: str | UnsetType = UNSET
-    code: str | UnsetType | None = UNSET
-    message: str | UnsetType = UNSET
-    param: str | UnsetType | None = UNSET
 
 
 def listed(item: InputItem, item_id: str) -> dict[str, Any]:

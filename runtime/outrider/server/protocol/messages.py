@@ -5,12 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from outrider.server.protocol.requests import AtLeastOne, Effort, NotNegative, TextPart
-from outrider.server.protocol.responses import Count, Timings
-
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class MediaSource(msgspec.Struct, frozen=True):
@@ -120,53 +116,3 @@ class MessagesRequest(msgspec.Struct, frozen=True, kw_only=True):
     thinking: Effort | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
-
-
-class MessageUsage(msgspec.Struct, frozen=True):
-    """input_tokens: of the prompt, without those from the prefix cache, which cache_read_input_tokens are."""
-
-    input_tokens: Count
-    output_tokens: Count
-    cache_read_input_tokens: Count = 0
-    cache_creation_input_tokens: Count = 0
-
-
-class MessageObject(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer. content: blocks of text, thinking and tool_use."""
-
-    id: str
-    model: str
-    content: list[dict[str, Any]]
-    usage: MessageUsage
-    stop_reason: StopReason | None = None
-    stop_sequence: str | None = None
-    type: Literal["message"] = "message"
-    role: Literal["assistant"] = "assistant"
-    timings: Timings | UnsetType = UNSET
-
-
-class MessageEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of a stream; which fields it has depends on its type."""
-
-    type: Literal[
-        "message_start",
-        "content_block_start",
-        "content_block_delta",
-        "content_block_stop",
-        "message_delta",
-        "message_stop",
-        "ping",
-        "error",
-    ]
-    message: MessageObject | UnsetType = UNSET
-    index: Count | UnsetType = UNSET
-    content_block: Any | UnsetType = UNSET
-    delta: Any | UnsetType = UNSET
-    usage: MessageUsage | UnsetType = UNSET
-    error: Any | UnsetType = UNSET
-
-
-class TokenCount(msgspec.Struct, frozen=True):
-    """The tokens of a prompt."""
-
-    input_tokens: Count

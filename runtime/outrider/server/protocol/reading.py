@@ -38,73 +38,50 @@ _IN_PLACE_OF = {
     "response_schema": "Send response_format", "sampling_params": _UNFOLD, "system": _SEND_SYSTEM,
     "system_prompt": _SEND_SYSTEM,
 }  # fmt: skip
-OFF: tuple[Any, ...] = (None, False, "", [], {})  # values with which a field asks for nothing
-# Samplers and the like of other servers, which are not implemented: the values with which they change nothing.
-_OF_OTHERS: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys((
-        "bad_words", "chat_template", "custom_token_bans", "extra_body", "files", "format", "generation_config",
-        "guided_choice", "guided_json", "guided_json_object", "image_data", "images", "logits_processors", "lora",
-        "mcp_servers", "negative_prompt", "options", "parameters", "plugins", "prompt_embeds", "response_schema",
-        "samplers", "sampling_params", "search_parameters", "structured_outputs", "system", "system_prompt", "template",
-        "transforms",
-    ), OFF),
-    **dict.fromkeys((
-        "auto_max_new_tokens", "dynamic_temperature", "early_stopping", "enable_search", "include_stop_str_in_output",
-        "post_sampling_probs", "return_token_ids", "safe_prompt", "temperature_last", "use_beam_search", "watermark",
-    ), (None, False)),
+OFF: tuple[Any, ...] = (None, False, "", [], {}, 0)  # values with which a field asks for nothing
+# Samplers and the like of other servers that would change an answer, and are not implemented.
+_OF_OTHERS = {
+    "adaptive_target", "allowed_token_ids", "auto_max_new_tokens", "bad_words", "best_of", "chat_template",
+    "custom_token_bans", "dry_multiplier", "dynamic_temperature", "dynatemp_range", "early_stopping", "enable_search",
+    "epsilon_cutoff", "eta_cutoff", "extra_body", "files", "format", "generation_config", "guided_choice",
+    "guided_json", "guided_json_object", "image_data", "images", "include_stop_str_in_output", "logits_processors",
+    "lora", "max_length", "mcp_servers", "min_keep", "mirostat", "mirostat_mode", "n_probs", "negative_prompt",
+    "no_repeat_ngram_size", "options", "parameters", "penalty_alpha", "plugins", "post_sampling_probs",
+    "prompt_embeds", "prompt_logprobs", "response_schema", "result_format", "return_token_ids", "safe_prompt",
+    "samplers", "sampling_params", "search_parameters", "skew", "smoothing_factor", "structural_tag",
+    "structured_outputs", "system", "system_prompt", "t_max_predict_ms", "temperature_last", "template", "top_a",
+    "top_n_sigma", "transforms", "truncate_prompt_tokens", "use_beam_search", "watermark", "xtc_probability",
+}  # fmt: skip
+# The values of these with which they change nothing, beside `OFF`; and of those for which that is not one.
+_ALSO: dict[str, tuple[Any, ...]] = {
+    "adaptive_target": (-1,), "best_of": (1,), "function_call": ("none", "auto"), "modalities": (["text"],), "n": (1,),
+    "result_format": ("message",), "t_max_predict_ms": (-1,), "top_n_sigma": (-1,), "truncation": ("disabled", "auto"),
+}  # fmt: skip
+_ON: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys((
         "add_bos_token", "detokenize", "parse_tool_calls", "separate_reasoning", "skip_special_tokens",
     ), (None, True)),
-    **dict.fromkeys((
-        "dry_multiplier", "dynatemp_range", "epsilon_cutoff", "eta_cutoff", "mirostat", "mirostat_mode",
-        "penalty_alpha", "skew", "smoothing_factor", "top_a", "xtc_probability",
-    ), (None, 0, 0.0)),
-    **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale", "length_penalty", "tfs", "tfs_z"), (None, 1, 1.0)),
-    **dict.fromkeys(("min_keep", "n_probs", "no_repeat_ngram_size", "prompt_logprobs"), (None, 0)),
-    **dict.fromkeys(("allowed_token_ids", "max_length", "structural_tag", "truncate_prompt_tokens"), (None,)),
-    "adaptive_target": (None, -1, -1.0), "num_beams": (None, 1), "result_format": (None, "message"),
-    "t_max_predict_ms": (None, 0, -1), "top_n_sigma": (None, 0, 0.0, -1, -1.0),
+    **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale", "length_penalty", "num_beams", "tfs", "tfs_z"),
+                    (None, 1)),
 }  # fmt: skip
+
+
+def _neutral(*names: str) -> dict[str, tuple[Any, ...]]:
+    return {name: OFF + _ALSO.get(name, ()) for name in (*names, *_OF_OTHERS)} | _ON
+
+
 # Fields that would change an answer and are not implemented, by the kind of request: the values with which they change
 # nothing.
 NEUTRAL: dict[type[msgspec.Struct], dict[str, tuple[Any, ...]]] = {
-    ChatRequest: {
-        "add_special_tokens": (None, False),
-        "assistant_prefix": OFF,
-        "audio": (None,),
-        "best_of": (None, 1),
-        "echo": (None, False),
-        "function_call": (None, "none", "auto"),  # of functions, which are refused
-        "functions": OFF,
-        "input": OFF,
-        "instructions": OFF,
-        "modalities": (None, ["text"]),
-        "prefill": OFF,
-        "prompt": OFF,
-        "suffix": OFF,
-        "web_search_options": (None,),
-        **_OF_OTHERS,
-    },
-    CompletionRequest: {
-        "add_special_tokens": (None, True),
-        "best_of": (None, 1),
-        "messages": OFF,
-        "tools": OFF,
-        **_OF_OTHERS,
-    },
-    ResponseRequest: {
-        "background": (None, False),
-        "context_management": OFF,
-        "conversation": (None,),
-        "echo": (None, False),
-        "logprobs": (None, False),
-        "messages": OFF,
-        "n": (None, 1),
-        "prompt": (None,),
-        "truncation": (None, "disabled", "auto"),  # a prompt that does not fit is refused
-        **_OF_OTHERS,
-    },
-}
+    ChatRequest: _neutral(
+        "add_special_tokens", "assistant_prefix", "audio", "echo", "function_call", "functions", "input",
+        "instructions", "modalities", "prefill", "prompt", "suffix", "web_search_options",
+    ),
+    CompletionRequest: _neutral("messages", "tools") | {"add_special_tokens": (None, True)},
+    ResponseRequest: _neutral(
+        "background", "context_management", "conversation", "echo", "logprobs", "messages", "n", "prompt", "truncation",
+    ),
+}  # fmt: skip
 
 _MISSPELT = 0.8  # similarity, of at most 1, from which on a name is taken for another one
 _LONGEST_NAME = 40  # characters; that of a field has 30 at most
@@ -201,7 +178,7 @@ def as_text(value: Any, name: str) -> str:
 
 def _check_spelling(name: str, value: object, kind: type[Body]) -> None:
     """Refuse a name that is nearly one of a request's fields, unless its value asks for nothing; false asks a flag."""
-    if name in _OTHERS or len(name) > _LONGEST_NAME or (value is not False and _is_one_of(value, OFF)):
+    if name in _OTHERS or len(name) > _LONGEST_NAME or (value is not False and value in OFF):
         return
     if meant := _nearest(name, kind, flags=value is False):
         raise ApiError(400, f"There is no field '{name}'. Did you mean '{meant}'?", param=name, code="unknown_field")
@@ -221,12 +198,8 @@ def _names_of(kind: type[msgspec.Struct], *, flags: bool) -> list[str]:
     return [name for name, type_ in fields.items() if not flags or type_ == bool | None]
 
 
-def _is_one_of(value: object, values: tuple[Any, ...]) -> bool:
-    return any(value == each and isinstance(value, type(each)) for each in values)
-
-
 def _check_neutral(name: str, value: object, values: tuple[Any, ...]) -> None:
-    if not _is_one_of(value, values):
+    if value not in values:
         raise ApiError(
             400,
             f"'{name}' is not supported by this server. {_IN_PLACE_OF.get(name, 'Leave it out')}.",
