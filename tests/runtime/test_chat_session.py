@@ -1,6 +1,7 @@
 """The chat program's commands: what they change, what they show, and that errors change nothing."""
 
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,12 @@ from outrider.bundle import Bundle
 from outrider.cli.chat.answering import do
 from outrider.cli.chat.commands import COMMANDS, reply_to
 from outrider.cli.chat.session import Session, value_of
-from outrider.cli.chat.sources import LOOKS, Pieces, count_sources, drafters_of
+from outrider.cli.chat.sources import Pieces
 from outrider.cli.chat.terminal import Commands
+from outrider.cli.chat.views import DraftsView
 from outrider.decoding.metrics import Stats
 from outrider.decoding.results import AnswerToken, Source, TextChunk
 from outrider.errors import OptionError, OutriderError, RequestError
-from outrider.types import Draft, Drafter
 from watching import Watcher, chat_engine, watched
 
 SAMPLED = ("/set temperature 0.9", "/seed 4")
@@ -240,97 +241,24 @@ def test_figures_are_those_of_the_result(session: Session) -> None:
     assert "nothing was drafted" in run(session, "/plain", "hello", "/stats")
 
 
-class Known(Drafter):
-    """Proposes tokens of an answer that it knows, the second of every three wrong."""
-
-    num_assistant_tokens = 2
-    answer: tuple[int, list[int]] = (0, [])
-
-    def propose(self, requests: Any) -> list[Draft]:
-        return [self._propose(len(request.sequence), request.limit) for request in requests]
-
-    def _propose(self, position: int, limit: int) -> Draft:
-        begin, answer = self.answer
-        at = range(position - begin, min(position - begin + limit, len(answer)))
-        return Draft([(answer[i] + (i % 5 == 4)) % 39 for i in at])
-
-
-@pytest.fixture(scope="module")
-def drafted(openvino_bundle: Bundle) -> Iterator[outrider.Engine]:
-    """With a drafter whose drafts are accepted whole, in part, and not at all."""
-    with chat_engine(openvino_bundle, max_new_tokens=40, ignore_eos=True, drafter=None) as engine:
-        plain = engine.chat().send("hello")
-        known = Known()
-        known.answer = plain.stats.num_prompt_tokens, plain.token_ids
-        engine.add_drafter("known", known)
-        yield engine
-
-
-def parts_of(printed: str) -> list[tuple[str, str]]:
-    """The pieces of a text with marks, and the kind that each mark stands for."""
-    kinds = {look.mark: source for source, look in LOOKS.items()}
-    parts: list[tuple[str, str]] = []
-    for character in printed:
-        if character in kinds:
-            parts.append(("", kinds[character]))
-        else:
-            parts[-1] = (parts[-1][0] + character, parts[-1][1])
-    return parts
-
-
-def expected_parts(engine: outrider.Engine, tokens: list[AnswerToken]) -> list[tuple[str, str]]:
-    """The same of a result's tokens, each decoded alone: the toy's tokens are characters."""
-    parts: list[tuple[str, str]] = []
-    for token in tokens:
-        text = engine.tokenizer.decode([token.token_id])
-        if parts and parts[-1][1] == token.source:
-            text = parts.pop()[0] + text
-        if text:
-            parts.append((text, token.source))
-    return parts
-
-
-def test_marks_name_the_source_of_each_token(drafted: outrider.Engine) -> None:
-    session = Session(drafted)
-    run(session, "/drafts on", "/set drafter known", "/set num_assistant_tokens 2")
-    answer, legend = run(session, "hello").split("\n\n")
-    assert session.last
-    tokens = session.last.tokens
-    assert {token.source for token in tokens} == {*LOOKS}
-    assert parts_of(answer) == expected_parts(drafted, tokens)
-    counts = count_sources(tokens)
-    assert legend.splitlines()[0] == "  ".join(f"{look.mark}{kind} {counts[kind]}" for kind, look in LOOKS.items())
-    assert drafters_of(tokens) == {"known": counts["accepted"]}
-
-
-def test_colours_name_the_source_of_each_token(drafted: outrider.Engine) -> None:
-    session = Session(drafted)
-    run(session, "/drafts on", "/set drafter known", "/set num_assistant_tokens 2")
-    coloured = run(session, "hello", force_terminal=True, color_system="standard", _environ={})
-    codes = {"\x1b[32m": "»", "\x1b[4;33m": "×", "\x1b[1;36m": "±", "\x1b[39m": "·", "\x1b[0m": ""}
-    marked = coloured.split("\n\n")[0]
-    for code, mark in codes.items():
-        marked = marked.replace(code, mark)
-    assert "\x1b" not in marked
-    assert session.last
-    merged: list[tuple[str, str]] = []
-    for text, kind in parts_of(marked):
-        merged.append((merged.pop()[0] + text, kind) if merged and merged[-1][1] == kind else (text, kind))
-    assert merged == expected_parts(drafted, session.last.tokens)
-
-
-def test_without_colours_there_are_marks(drafted: outrider.Engine) -> None:
-    session = Session(drafted)
-    run(session, "/drafts on", "/set drafter known")
-    printed = run(session, "hello", force_terminal=True, color_system="standard", _environ={"NO_COLOR": "1"})
-    assert "»accepted" in printed
-    assert "\x1b[32m" not in printed
-
-
-def test_the_legend_says_what_the_looks_mean(session: Session) -> None:
-    shown = run(session, "/drafts on")
-    assert all(f"{look.mark} {source}" in shown and look.meaning in shown for source, look in LOOKS.items())
-    assert run(session, "/drafts off") == "Answers are shown as Markdown.\n"
+@pytest.mark.parametrize(("looks", "marks"), [
+    ({}, ("·", "»", "×", "±")),
+    ({"force_terminal": True, "color_system": "standard", "_environ": {}},
+     ("\x1b[39m", "\x1b[32m", "\x1b[4;33m", "\x1b[1;36m")),
+    ({"force_terminal": True, "color_system": "standard", "_environ": {"NO_COLOR": "1"}}, ("·", "»", "×", "±")),
+], ids=["marks", "colours", "NO_COLOR"])  # fmt: skip
+def test_the_source_of_each_token_is_shown(looks: dict[str, Any], marks: tuple[str, ...]) -> None:
+    screen = Console(file=io.StringIO(), width=100, markup=False, highlight=False, **looks)
+    view = DraftsView(screen, Pieces(lambda token_ids: bytes(token_ids).decode()))
+    kinds: list[Source] = ["plain", "accepted", "recovered", "bonus"]
+    tokens = [AnswerToken(code, kind) for code, kind in zip(b"abcd", kinds, strict=True)]
+    view.add(TextChunk("abcd", Stats(), tokens=tokens))
+    view.close()
+    assert isinstance(screen.file, io.StringIO)
+    text, legend = screen.file.getvalue().split("\n\n" if not looks else "\n", 1)
+    places = [text.index(mark + letter) for mark, letter in zip(marks, "abcd", strict=True)]
+    assert places == sorted(places)
+    assert all(f"{kind} 1" in re.sub(r"\x1b\[[0-9;]*m", "", legend) for kind in kinds)
 
 
 def test_characters_of_several_tokens_belong_to_the_last_one() -> None:

@@ -91,15 +91,6 @@ def test_a_grammar_beyond_a_limit_is_refused(
     assert grammars.is_quick(DEAR[0])
 
 
-def test_a_process_that_has_ended_is_replaced(make: Callable[..., Grammars]) -> None:
-    grammars = make()
-    grammars.new_state(DEAR[0])
-    (ended,) = grammars.trials._idle
-    ended.end()
-    grammars.new_state(DEAR[1])
-    assert len(grammars.trials.process_ids) == 1
-
-
 def test_closing_ends_compilations(make: Callable[..., Grammars]) -> None:
     grammars = make(PATIENT)
     with ThreadPoolExecutor(1) as pool:
@@ -110,13 +101,6 @@ def test_closing_ends_compilations(make: Callable[..., Grammars]) -> None:
             waiting.result(60)
     with pytest.raises(EngineClosed):
         grammars.new_state(ATTACK)
-
-
-def test_slow_masks_are_found_in_the_trial(make: Callable[..., Grammars]) -> None:
-    with pytest.raises(OptionError, match=r"come next takes 0\.\d seconds, and the limit is -1\. Simplify it"):
-        make(GrammarLimits(mask_seconds=-1)).new_state(DEAR[0])
-    assert make(ALL_SLOW).new_state(DEAR[0]).is_slow
-    assert not make().new_state(DEAR[0]).is_slow
 
 
 def test_a_client_that_leaves_ends_its_compilation(make: Callable[..., Grammars]) -> None:
@@ -195,14 +179,6 @@ def test_compiled_grammars_are_kept_up_to_their_memory(make: Callable[..., Gramm
 ])  # fmt: skip
 def test_grammars_that_are_certain_to_be_cheap(source: GrammarSource, is_cheap: bool) -> None:
     assert source.is_cheap == is_cheap
-
-
-def test_usual_schemas_are_compiled_without_a_process(make: Callable[..., Grammars]) -> None:
-    grammars = make()
-    dear = {name for name, schema in SCHEMAS.items() if not GrammarSource("json_schema", json.dumps(schema)).is_cheap}
-    assert dear == {"oneOf", "allOf", "map", "blanks"}
-    grammars.new_state(GrammarSource("json_schema", json.dumps(SCHEMAS["pattern"])))
-    assert not grammars.trials.process_ids
 
 
 REFUSED_SOON = [
@@ -371,12 +347,3 @@ def test_a_mask_without_end_ends_its_answer(make: Callable[..., Grammars]) -> No
         goes_on.set()
     assert "the limit of a token is 0.01. Simplify it." in str(lost.error)
     assert late.sequence.generated_token_ids == expected
-
-
-def test_an_answer_is_slow_only_while_its_masks_are(make: Callable[..., Grammars]) -> None:
-    """One slow mask, as of a busy machine, does not take an answer's drafts for good."""
-    request = make_request(make(), GrammarSource("regex", "[a-c]{9}"))
-    state = state_of(request)
-    state.pace = Pace.SLOW
-    answer(request)
-    assert not state.is_slow

@@ -244,11 +244,6 @@ def test_strings_and_values_of_python_in_arguments_become_json(written: str, mea
         assert json.loads(call.arguments) == {"a": meant}
 
 
-@pytest.mark.parametrize("text", [CALL, f"Sure:\n```json\n{CALL}\n```\nOk", '{"name": "Ann", "arguments": {}}', "{}"])
-def test_json_is_text_where_nothing_is_loose(text: str) -> None:
-    assert HERMES.parse(text, tools=TOOLS) == (text, [])
-
-
 def test_strings_in_calls_of_python_become_json() -> None:
     written = '[f(Title="a\nb)]", n=None)]'
     (call,) = in_pieces(LLAMA.stream(tools=[{"function": {"name": "f"}}], loose=True), written, 1000)[1]
@@ -739,19 +734,6 @@ def test_strict_functions_are_free_to_call(engine: outrider.Engine, monkeypatch:
     assert made == [{"once": False, **free}] * 4 + [{"once": True, **free}]
     with pytest.raises(outrider.OptionError, match="ignore_eos=True continues after the end, and tools defines"):
         engine.generate(MESSAGES, tools=strict, ignore_eos=True)
-
-
-def test_a_schema_beside_tools(engine: outrider.Engine) -> None:
-    """A random model may do either; forced calls leave no text that a schema could be for."""
-    schema = {"enum": ["sun", "rain"]}
-    for options in ({}, {"temperature": 1.0, "seed": 4}):
-        given: dict[str, Any] = {"tools": TOOLS, "json_schema": schema, "max_new_tokens": 300, **options}
-        plain = engine.generate(MESSAGES, drafter=None, **given)
-        assert plain.token_ids == engine.generate(MESSAGES, drafter="suffix", **given).token_ids
-        content, calls = HERMES.parse(plain.text)
-        assert bool(calls) != (content in ('"sun"', '"rain"'))
-    forced = engine.generate(MESSAGES, tools=TOOLS, tool_choice="stop", max_new_tokens=300, json_schema=schema)
-    assert [call.name for call in HERMES.parse(forced.text)[1]] == ["stop"]
 
 
 @pytest.mark.parametrize("by_grammar", [True, False])

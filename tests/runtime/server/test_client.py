@@ -1,7 +1,6 @@
 """The official client: what it gets is what the engine gives for the same options."""
 
 import math
-import re
 from typing import Any
 
 import openai
@@ -105,17 +104,6 @@ def test_an_answer_without_a_seed_says_which_one_it_had(client: Any, engine: out
     assert greedy.choices[0].seed is None
 
 
-def test_stop_strings_end_the_answer_and_are_cut(client: Any, engine: outrider.Engine) -> None:
-    whole = engine.generate(MESSAGES, **SAMPLED).text
-    stop = re.findall("[a-z]{2}", whole)[1]
-    for given in (stop, ["never there", stop]):
-        answer = client.chat.completions.create(model="tiny", messages=MESSAGES, stop=given, **SAMPLED)
-        assert answer.choices[0].message.content == whole[: whole.index(stop)]
-        assert answer.choices[0].finish_reason == "stop"
-    pieces = client.chat.completions.create(model="tiny", messages=MESSAGES, stop=stop, stream=True, **SAMPLED)
-    assert "".join(p.choices[0].delta.content or "" for p in pieces) == whole[: whole.index(stop)]
-
-
 def test_logprobs_are_the_engine_s(client: Any, engine: outrider.Engine) -> None:
     answer = client.chat.completions.create(model="tiny", messages=MESSAGES, logprobs=True, top_logprobs=3, **SAMPLED)
     result = engine.generate(MESSAGES, logprobs=3, **SAMPLED)
@@ -156,20 +144,6 @@ def test_completions_take_texts_and_token_ids(client: Any, engine: outrider.Engi
     assert chunks[-1].choices[0].finish_reason == result.finish_reason
 
 
-def test_logprobs_of_completions_are_lists(client: Any, engine: outrider.Engine) -> None:
-    answer = client.completions.create(model="tiny", prompt="The quick", logprobs=2, max_tokens=10)
-    result = engine.generate("The quick", chat_template=False, logprobs=2, max_new_tokens=10)
-    assert result.logprobs
-    given = answer.choices[0].logprobs
-    assert given
-    assert given.token_logprobs == [token.logprob for token in result.logprobs]
-    assert given.tokens
-    assert given.top_logprobs
-    assert given.text_offset
-    assert [max(top.values()) for top in given.top_logprobs] == [token.top[0][1] for token in result.logprobs]
-    assert given.text_offset[0] == 0
-
-
 @pytest.mark.parametrize("drafter", ["none", "suffix", "ngram", "auto"])
 def test_drafters_are_chosen_by_request(client: Any, engine: outrider.Engine, drafter: str) -> None:
     repeated: list[Any] = [{"role": "user", "content": "abc abc abc abc abc abc abc abc"}]
@@ -197,16 +171,6 @@ def test_a_prediction_is_a_reference(client: Any, engine: outrider.Engine) -> No
     assert answer.timings["draft_n_accepted"] > 0
     with pytest.raises(openai.BadRequestError, match="references"):
         client.chat.completions.create(**asked, extra_body={"drafter": "ngram"})
-
-
-def test_parts_of_a_message_are_one_text(client: Any, engine: outrider.Engine) -> None:
-    parts: Any = [
-        {"role": "developer", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "text", "text": "Why is"}, {"type": "text", "text": "the sky blue?"}]},
-    ]
-    answer = client.chat.completions.create(model="tiny", messages=parts)
-    whole = [MESSAGES[0], {"role": "user", "content": "Why is\nthe sky blue?"}]
-    assert answer.choices[0].message.content == engine.generate(whole).text
 
 
 def test_models_are_listed(client: Any, engine: outrider.Engine) -> None:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from outrider.inputs.reasoning import ReasoningFormat, formats
-from serving import events_of, serving
+from serving import serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,10 +44,6 @@ def post(live: Live, path: str, body: dict[str, Any]) -> Any:
     return answer.json()
 
 
-def events(live: Live, path: str, body: dict[str, Any]) -> list[Any]:
-    return events_of(httpx.post(live.url + path, json=body | {"stream": True}, timeout=300))
-
-
 def test_a_budget_gives_the_same_tokens_with_any_draft(thinker: Live) -> None:
     engine = thinker.engine()
     for options in ({}, {"temperature": 1, "seed": 3}):
@@ -60,21 +56,6 @@ def test_a_budget_gives_the_same_tokens_with_any_draft(thinker: Live) -> None:
         copied = engine.generate(HELLO, drafter="suffix", references=[plain.text], num_assistant_tokens=8, **asked)
         assert copied.token_ids == plain.token_ids
         assert copied.stats.num_accepted_tokens > 0
-
-
-def test_reasoning_comes_apart_from_the_content(thinker: Live) -> None:
-    text = thinker.engine().generate(HELLO, max_new_tokens=24, reasoning_budget=6, ignore_eos=True).text
-    reasoning, _, content = text.partition("</think>")
-    answer = post(thinker, CHAT, THINKING)
-    message = answer["choices"][0]["message"]
-    assert message["reasoning_content"] == message["reasoning"] == reasoning.strip()
-    assert message["content"] == content.lstrip()
-    details = answer["usage"]["completion_tokens_details"]
-    marker = len(thinker.engine().tokenizer.encode("</think>"))
-    assert 6 <= details["reasoning_tokens"] <= 6 + marker
-    deltas = [event["choices"][0]["delta"] for event in events(thinker, CHAT, THINKING)]
-    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == message["reasoning_content"]
-    assert "".join(delta.get("content", "") for delta in deltas) == message["content"]
 
 
 def test_stop_strings_are_looked_for_in_the_content(thinker: Live) -> None:
@@ -103,28 +84,6 @@ def test_an_answer_goes_on_within_the_reasoning(thinker: Live, turn: dict[str, A
     message = post(thinker, CHAT, asked)["choices"][0]["message"]
     assert message["reasoning_content"]
     assert not message["content"]
-
-
-def test_responses_have_reasoning_items(thinker: Live) -> None:
-    chat = post(thinker, CHAT, THINKING)["choices"][0]["message"]
-    body = {"model": "tiny", "input": HELLO, "max_output_tokens": 24, "reasoning_budget": 6, "ignore_eos": True}
-    answer = post(thinker, RESPONSES, body)
-    thought, message = answer["output"]
-    assert (thought["type"], message["type"]) == ("reasoning", "message")
-    assert thought["content"] == [{"type": "reasoning_text", "text": chat["reasoning_content"]}]
-    assert message["content"][0]["text"] == chat["content"]
-    assert answer["usage"]["output_tokens_details"]["reasoning_tokens"] >= 6
-    streamed = events(thinker, RESPONSES, body)
-    added = [event["delta"] for event in streamed if event["type"] == "response.reasoning_text.delta"]
-    assert "".join(added) == chat["reasoning_content"]
-    items = [event["item"]["type"] for event in streamed if event["type"] == "response.output_item.done"]
-    assert items == ["reasoning", "message"]
-    # The items back, as a client sends them: the template writes the reasoning.
-    back = post(thinker, RESPONSES, body | {"input": [*HELLO, thought, message, *HELLO]})
-    without = post(thinker, RESPONSES, body | {"input": [*HELLO, message, *HELLO]})
-    assert back["usage"]["input_tokens"] > without["usage"]["input_tokens"]
-    stored = post(thinker, RESPONSES, body | {"previous_response_id": answer["id"]})
-    assert stored["usage"]["input_tokens"] == back["usage"]["input_tokens"]
 
 
 def test_a_grammar_begins_after_the_reasoning(thinker: Live, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,9 @@
 """/v1/responses through the official client."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import httpx
-import jsonschema
 import openai
 import pytest
 
@@ -14,11 +12,10 @@ from outrider.server import Settings
 from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError
 from outrider.server.logprobs import LocatedLogprobs, TokenTexts
-from outrider.server.options import AnswerChoice
 from outrider.server.responses import RESPONSES
 from outrider.testing import ToyTokenizer
 from outrider.types import TokenLogprobs
-from serving import MESSAGES, SCHEMA, Live, choice_of, chunks_of, head_of, serving, streamed
+from serving import MESSAGES, SCHEMA, Live, choice_of, serving
 
 SAMPLED: dict[str, Any] = {"temperature": 1, "extra_body": {"seed": 3}}
 FUNCTIONS: list[Any] = [
@@ -58,16 +55,9 @@ def test_a_stream_has_the_official_events(client: Any, live: Live) -> None:
             pass
         if whole.status == "completed":
             assert stream.get_final_response().output_text == whole.output_text
-    described = httpx.get(f"{live.url}/openapi.json").json()
-    content = described["paths"]["/v1/responses"]["post"]["responses"]["200"]["content"]["text/event-stream"]
-    schema = content["schema"]["properties"]["data"]["anyOf"][1]["contentSchema"]["anyOf"][0]
-    check = jsonschema.Draft202012Validator(schema | {"components": described["components"]})
-    body = {"model": "tiny", "input": "Why?", "stream": True}
-    text = httpx.post(f"{live.url}/v1/responses", json=body).text
+    text = httpx.post(f"{live.url}/v1/responses", json={"model": "tiny", "input": "Why?", "stream": True}).text
     for name, data in (each.split("\n") for each in text.strip().split("\n\n")):
-        check.validate(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {json.loads(data.removeprefix('data: '))['type']}"
-    assert "[DONE]" not in text
 
 
 def test_a_conversation_goes_on(client: Any, engine: outrider.Engine) -> None:
@@ -187,20 +177,6 @@ def test_tokens_are_those_of_the_piece_that_they_are_in() -> None:
     assert len(located.of("it ")) == 1
 
 
-def test_tokens_of_reasoning_that_is_left_out_are_not_those_of_the_text() -> None:
-    pieces = {1: "<think>", 2: "it is ", 3: "</think>", 4: "it is"}
-    asked = {"input": "Hi", "reasoning": {"exclude": True}, "include": ["message.output_text.logprobs"]}
-    wanted = RESPONSES.to_chat(json.dumps(asked).encode(), Conversations(0))
-    texts = TokenTexts(ToyTokenizer([text.encode() for text in ("", *pieces.values())]))
-    answer = RESPONSES.answer(wanted, replace(head_of("<think></think>"), texts=texts), [AnswerChoice([], {})])
-    chunks = chunks_of("".join(pieces.values()))
-    chunks[0] = replace(chunks[0], logprobs=[TokenLogprobs(each, -float(each), ()) for each in pieces])
-    events = streamed(RESPONSES, answer, chunks)
-    deltas = [event for event in events if event.type == "response.output_text.delta"]
-    assert "".join(str(event.delta) for event in deltas) == "it is"
-    assert [token.logprob for event in deltas for token in event.logprobs or ()] == [-4]
-
-
 def test_an_id_that_a_client_chose_is_no_address_of_what_it_sent(client: Any) -> None:
     """Clients choose the same ones, and one must not get what another has said."""
     said = {"type": "message", "role": "user", "content": "A secret.", "id": "msg_1"}
@@ -222,37 +198,6 @@ def test_stored_conversations_are_bounded() -> None:
     with pytest.raises(ApiError, match="no longer stored"):
         conversations.turns("large")
     assert conversations.turns("resp_8") == turns  # what is too large costs no other its place
-
-
-def test_texts_follow_a_schema(client: Any) -> None:
-    form = {"type": "json_schema", "name": "place", "schema": SCHEMA, "strict": True}
-    answer = client.responses.create(model="tiny", input="Where?", text={"format": form}, **SAMPLED)
-    jsonschema.validate(json.loads(answer.output_text), SCHEMA)
-    assert answer.text.format.type == "json_schema"
-    assert answer.text.format.name == "place"
-
-
-def test_functions_are_called(caller: Any) -> None:
-    asked: dict[str, Any] = {
-        "model": "tiny", "input": "Look.", "tools": FUNCTIONS, "tool_choice": {"type": "function", "name": "look"},
-        "max_output_tokens": 300, "parallel_tool_calls": False, **SAMPLED,
-    }  # fmt: skip
-    answer = caller.responses.create(**asked)
-    (call,) = answer.output
-    assert (call.type, call.name, call.status, answer.status) == ("function_call", "look", "completed", "completed")
-    jsonschema.validate(json.loads(call.arguments), SCHEMA)
-    events = list(caller.responses.create(**asked, stream=True))
-    deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
-    assert "".join(deltas) == events[-3].arguments == call.arguments
-    assert events[2].item.arguments == ""
-    assert events[-2].item.call_id == events[2].item.call_id
-    output = {"type": "function_call_output", "call_id": call.call_id, "output": "A sea."}
-    stored = caller.responses.create(model="tiny", input=[output], previous_response_id=answer.id, max_output_tokens=3)
-    sent = caller.responses.create(
-        model="tiny", input=[{"role": "user", "content": "Look."}, *answer.output, output], max_output_tokens=3
-    )
-    assert stored.output_text == sent.output_text
-    assert stored.usage.input_tokens == sent.usage.input_tokens
 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [

@@ -14,7 +14,6 @@ import outrider
 from outrider.server import chat as chats
 from outrider.server import completions, responses
 from outrider.server.app import make_app
-from outrider.server.conversations import Conversations
 from outrider.server.dialect import Dialect
 from outrider.server.errors import ApiError
 from outrider.server.logprobs import TokenTexts
@@ -171,25 +170,6 @@ def test_items_of_stored_answers_may_be_referred_to(http: httpx.Client) -> None:
     assert http.post(RESPONSES, json={"input": [lost]}).json()["error"]["code"] == "item_not_found"
 
 
-def test_stored_items_leave_with_their_answer() -> None:
-    stored = Conversations(120)
-    for i in range(2):
-        stored.add(f"resp_{i}", [], given=[{"id": f"msg_{i}", "text": "x" * 60}])
-    assert stored.item("msg_1", "input[0].id")["id"] == "msg_1"
-    with pytest.raises(ApiError, match="no longer stored"):
-        stored.item("msg_0", "input[0].id")
-
-
-def test_a_call_may_lack_its_arguments() -> None:
-    items = [
-        {"type": "function_call", "call_id": "c", "name": "f"},
-        {"role": "user", "content": [{"type": "text", "text": "a"}]},
-    ]
-    call, message = choice_of(responses.RESPONSES, input=items).prompt
-    assert call["tool_calls"][0]["function"] == {"name": "f", "arguments": {}}
-    assert message == {"role": "user", "content": "a"}
-
-
 def asked(kind: type[Any], **fields: Any) -> Any:
     """The request that these fields are."""
     return read_request(json.dumps({"model": "tiny"} | fields).encode(), kind)
@@ -257,38 +237,10 @@ def test_bytes_of_tokens_make_the_text(http: httpx.Client) -> None:
     assert any("\ufffd" in token["token"] for token in tokens)
 
 
-@pytest.mark.parametrize("path", [CHAT, TEXT])
-def test_a_character_that_max_tokens_cuts_is_not_shown(http: httpx.Client, path: str) -> None:
-    texts = set()
-    for max_tokens in range(1, 6):
-        body = {"model": "tiny", "regex": "a[👍😀🎉]{2}", "max_tokens": max_tokens}
-        body |= {"messages": HELLO, "logprobs": True} if path == CHAT else {"prompt": "Hi", "logprobs": 1}
-        choice = http.post(path, json=body).json()["choices"][0]
-        text = choice["message"]["content"] if path == CHAT else choice["text"]
-        pieces = [event["choices"][0] for event in events_of(http.post(path, json=body | {"stream": True}))]
-        assert text == "".join(each.get("text") or each.get("delta", {}).get("content") or "" for each in pieces)
-        assert "\ufffd" not in text
-        texts.add(text)
-        if path == CHAT:
-            written = b"".join(bytes(token["bytes"] or []) for token in choice["logprobs"]["content"])
-            assert written.decode("utf-8", "ignore") == text  # bytes of the part are in logprobs
-    assert "a" in texts
-    assert len(texts) < 5  # some cuts were within a character
-
-
 @pytest.mark.parametrize("prompt", ["", "\n", " "])
 def test_a_prompt_of_blanks_is_continued(http: httpx.Client, prompt: str) -> None:
     answer = http.post(TEXT, json={"model": "tiny", "prompt": prompt, "max_tokens": 2})
     assert answer.status_code == 200, answer.text
-
-
-def test_echo_begins_with_the_prompt(http: httpx.Client) -> None:
-    body = {"model": "tiny", "prompt": ["Hi", "The fox"], "max_tokens": 4, "n": 2, "temperature": 1, "seed": 1}
-    plain = [choice["text"] for choice in http.post(TEXT, json=body).json()["choices"]]
-    echoed = [choice["text"] for choice in http.post(TEXT, json=body | {"echo": True}).json()["choices"]]
-    assert echoed == [prompt + text for prompt, text in zip(("Hi", "Hi", "The fox", "The fox"), plain, strict=True)]
-    streamed = http.post(TEXT, json={"model": "tiny", "prompt": "Hi", "max_tokens": 4, "echo": True, "stream": True})
-    assert "".join(event["choices"][0]["text"] for event in events_of(streamed)).startswith("Hi")
 
 
 def test_echo_has_the_prompt_s_log_probabilities(http: httpx.Client, engine: outrider.Engine) -> None:
@@ -560,32 +512,6 @@ def test_items_of_other_tools_are_calls_or_skipped() -> None:
         ("function_call", "apply_patch", '{"operation": {"type": "delete_file"}}', None),
         ("function_call_output", None, None, '{"status": "completed"}'),
     ]
-
-
-@pytest.mark.parametrize("odd", [{"type": []}, {"type": {}, "name": 1}, {"type": "allowed_tools", "tools": 5}, [5], 5])
-def test_odd_shapes_are_refused_as_before(odd: Any) -> None:
-    for fields in ({"tools": [NAMED], "tool_choice": odd}, {"response_format": odd}, {"guided_choice": odd}):
-        with pytest.raises(ApiError):
-            read(**fields)
-    for items in ([odd], odd):
-        with pytest.raises(ApiError):
-            read_request(json.dumps({"model": "m", "input": [items]}).encode(), ResponseRequest)
-
-
-def test_what_would_change_the_answer_is_refused_by_name() -> None:
-    wrong: list[dict[str, Any]] = [
-        {"dry_multiplier": 0.8}, {"functions": [{}]}, {"skip_special_tokens": False}, {"system": "Be brief."},
-        {"format": "json"}, {"options": {"temperature": 1}}, {"images": ["x"]}, {"input": "x"},
-        {"guided_choice": "yes"}, {"structured_outputs": {"structural_tag": "x"}}, {"logits_processors": ["x"]},
-        {"repetition_penalty_range": 64, "rep_pen": 1.5},
-    ]  # fmt: skip
-    for fields in wrong:
-        with pytest.raises(ApiError) as raised:
-            read(**fields)
-        assert raised.value.body.error.param == next(iter(fields))
-    with pytest.raises(ApiError, match="best_of"):
-        read_request(b'{"model": "m", "prompt": "a", "best_of": 2}', CompletionRequest)
-    assert read_request(b'{"model": "m", "prompt": "a", "best_of": 2, "n": 2}', CompletionRequest).n == 2
 
 
 def test_pages_of_allowed_origins_may_use_the_server(tiny: Path) -> None:

@@ -178,7 +178,7 @@ def as_text(value: Any, name: str) -> str:
 
 def _check_spelling(name: str, value: object, kind: type[Body]) -> None:
     """Refuse a name that is nearly one of a request's fields, unless its value asks for nothing; false asks a flag."""
-    if name in _OTHERS or len(name) > _LONGEST_NAME or (value is not False and value in OFF):
+    if name in _OTHERS or len(name) > _LONGEST_NAME or value is None or value in ("", [], {}):
         return
     if meant := _nearest(name, kind, flags=value is False):
         raise ApiError(400, f"There is no field '{name}'. Did you mean '{meant}'?", param=name, code="unknown_field")
