@@ -1,7 +1,6 @@
 """What a grammar costs: limits of time and memory, and what becomes of those who wait beside it."""
 
 import asyncio
-import itertools
 import json
 import threading
 import time
@@ -14,16 +13,11 @@ import pytest
 
 import outrider
 from grammars import EOS, SCHEMAS, VOCAB_SIZE, make_request, new_grammars
-from in_the_loop import new_request, run
+from in_the_loop import run
 from outrider.decoding.answer import Answer
-from outrider.decoding.loop import step
-from outrider.decoding.row_budget import RowBudget
-from outrider.decoding.scheduler import Scheduler
-from outrider.decoding.slots import admit, release
 from outrider.errors import EngineClosed, NoTokenLeft, OptionError
 from outrider.testing import FakeBackend
 from outrider.tokens.grammar import GrammarLimits, Grammars, GrammarSource, trials
-from outrider.tokens.grammar.state import Pace
 from outrider.types import Draft, Drafter
 
 ATTACK = GrammarSource("grammar", "start: A\nA: " + " & ".join(f"/(?s:.*)w{i}(?s:.*)/" for i in range(26)))
@@ -33,7 +27,6 @@ DEAR = [
 ]
 QUICK = GrammarLimits(compile_seconds=0.2)
 PATIENT = GrammarLimits(compile_seconds=10, compile_memory=1 << 30)
-ALL_SLOW = GrammarLimits(slow_seconds=-1)  # each mask takes longer
 
 
 @pytest.fixture(scope="module")
@@ -244,106 +237,34 @@ class Proposes(Drafter):
         return [Draft([5, 6]) for _ in requests]
 
 
-def test_answers_with_late_masks_are_the_same(make: Callable[..., Grammars]) -> None:
-    """Their tokens, and how they end: where the grammar is complete, or with the last token that may be generated."""
-    quick, slow = make(), make(ALL_SLOW)
+def test_answers_whose_masks_are_timed_are_the_same(
+    make: Callable[..., Grammars], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Masks that take long are computed one by one from the next round on."""
+    grammars = make()
     sources = [
         GrammarSource("json_schema", json.dumps(SCHEMAS[name])) for name in ("object", "enum", "optional", "lengths")
     ]
-    for source, most in itertools.product([*sources, GrammarSource("regex", "ab|abc?d")], (3, 60)):
-        plain = make_request(quick, source, max_new_tokens=most)
-        late = [
-            make_request(slow, source, max_new_tokens=most),
-            make_request(slow, source, max_new_tokens=most, drafter=Proposes()),
-        ]
-        state_of(late[0]).pace = Pace.SLOW
-        (expected,) = answer(plain)
-        assert answer(*late) == [expected, expected]
-        assert {each.finish_reason for each in late} == {plain.finish_reason}
+    expected = [answer(make_request(grammars, source)) for source in sources]
+    monkeypatch.setattr("outrider.tokens.grammar.state._QUICK_SECONDS", -1)
+    for source, plain in zip(sources, expected, strict=True):
+        timed = [make_request(grammars, source), make_request(grammars, source, drafter=Proposes())]
+        assert answer(*timed) == plain * 2
+        assert all(state_of(each).is_timed for each in timed)
 
 
 @pytest.mark.parametrize(("limits", "says"), [
-    (GrammarLimits(mask_seconds=-1), "and the limit of a token is -1"),
-    (GrammarLimits(answer_seconds=-1), "seconds in all, and the limit of an answer is -1"),
-    (GrammarLimits(answer_seconds=-1, slow_seconds=-1), "seconds in all, and the limit of an answer is -1"),
-], ids=["token", "answer", "in the thread"])  # fmt: skip
+    (GrammarLimits(mask_seconds=-1), "took 0.0 seconds, and the limit of a token is -1"),
+    (GrammarLimits(answer_seconds=-1), "took 0.0 seconds in all, and the limit of an answer is -1"),
+], ids=["token", "answer"])  # fmt: skip
 def test_an_answer_beyond_the_limit_of_its_masks_fails_alone(
     make: Callable[..., Grammars], limits: GrammarLimits, says: str
 ) -> None:
     other = make_request(make(), GrammarSource("regex", "[a-c]{20}"))
     (expected,) = answer(make_request(make(), GrammarSource("regex", "[a-c]{20}")))
-    source = GrammarSource("regex", "(a|b){30}")
-    failing = make_request(make(limits), source)
-    state_of(failing).pace = Pace.SLOW if limits.slow_seconds < 0 else Pace.QUICK
-    main = FakeBackend(VOCAB_SIZE, seed=1)
-    run(main, other, failing, rows=64, spared=(NoTokenLeft,))
+    failing = make_request(make(limits), GrammarSource("regex", "(a|b){30}"))
+    state_of(failing).is_timed = True
+    run(FakeBackend(VOCAB_SIZE, seed=1), other, failing, rows=64, spared=(NoTokenLeft,))
     assert other.sequence.generated_token_ids == expected
     assert isinstance(failing.error, NoTokenLeft)
-    assert "regex cannot be followed further: finding the tokens that may come next took 0.0 seconds" in str(
-        failing.error
-    )
-    assert says in str(failing.error)
-
-
-class Blocked:
-    """A matcher whose masks come when they may."""
-
-    def __init__(self, matcher: Any, goes_on: threading.Event) -> None:
-        self.matcher, self.goes_on = matcher, goes_on
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.matcher, name)
-
-    def compute_bitmask(self) -> Any:
-        assert self.goes_on.wait(60)
-        return self.matcher.compute_bitmask()
-
-
-def begun(main: FakeBackend, *requests: Answer) -> None:
-    for request in requests:
-        assert admit(request, main)
-
-
-def test_others_go_on_while_a_mask_is_late(make: Callable[..., Grammars]) -> None:
-    """A bystander has all of its tokens before the late mask is there; then the late answer has its own."""
-    main, source, goes_on = FakeBackend(VOCAB_SIZE, seed=1), GrammarSource("regex", "[a-c]{9}"), threading.Event()
-    (expected,) = answer(make_request(make(), source))
-    late = make_request(make(GrammarLimits(mask_seconds=60, slow_seconds=-1)), source)
-    state = state_of(late)
-    state.pace, state.matcher = Pace.SLOW, Blocked(state.matcher, goes_on)
-    bystander = new_request([7, 8], max_new_tokens=15)
-    begun(main, late, bystander)
-    rounds = 0
-    while not bystander.ended:
-        step(main, Scheduler(main, RowBudget(64), [late, bystander]))
-        rounds += 1
-    assert rounds == 15
-    assert not late.stats.num_generated_tokens
-    goes_on.set()
-    while not late.ended:
-        step(main, Scheduler(main, RowBudget(64), [late]))
-    assert late.sequence.generated_token_ids == expected
-    for request in (late, bystander):
-        release(request)
-
-
-def test_a_mask_without_end_ends_its_answer(make: Callable[..., Grammars]) -> None:
-    """Its thread is left to it, and other slow answers have another."""
-    main, source, goes_on = FakeBackend(VOCAB_SIZE, seed=1), GrammarSource("regex", "[a-c]{9}"), threading.Event()
-    (expected,) = answer(make_request(make(), source))
-    lost = make_request(make(GrammarLimits(mask_seconds=0.01, slow_seconds=-1)), source)
-    late = make_request(make(ALL_SLOW), source)
-    states = [state_of(lost), state_of(late)]
-    for state in states:
-        state.pace = Pace.SLOW
-    states[0].matcher = Blocked(states[0].matcher, goes_on)
-    begun(main, lost, late)
-    try:
-        until = time.monotonic() + 300
-        while not (lost.error and late.ended):
-            assert time.monotonic() < until
-            step(main, Scheduler(main, RowBudget(64), [each for each in (lost, late) if not each.ended]))
-    finally:
-        goes_on.set()
-    assert "the limit of a token is 0.01. Simplify it." in str(lost.error)
-    assert late.sequence.generated_token_ids == expected
+    assert f"regex cannot be followed further: finding the tokens that may come next {says}" in str(failing.error)

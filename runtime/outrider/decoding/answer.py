@@ -78,8 +78,7 @@ class Answer:
 
         The bonus token is always generated, so the last of max_new_tokens is never drafted.
         """
-        is_slow = self.grammar is not None and self.grammar.is_slow
-        if self.request.policy is None or not self.decodes or is_slow:
+        if self.request.policy is None or not self.decodes:
             return 0
         return min(self.request.num_assistant_tokens, self.num_left - 1)
 
@@ -192,28 +191,10 @@ class Answer:
         elif not self.ended:
             self.status = Status.DECODING
         stats.num_generated_tokens += len(token_ids)
-        if token_ids[-1] in self.request.eos_token_ids or self.delivery.text.is_over:
+        is_over = self.delivery.text.is_over or (self.grammar is not None and self.grammar.is_complete())
+        if token_ids[-1] in self.request.eos_token_ids or is_over:
             self.finish("stop")
-        elif self.grammar is None or not self.grammar.is_slow:
-            self._end_if_over()
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it can take part in a round, unless it has ended. If its masks are late, others go on without it."""
-        if self.grammar is None or not self.grammar.is_slow:
-            return True
-        with isolated(self):
-            if not self.grammar.is_ready():
-                return False
-            if self.decodes:
-                self._end_if_over()
-        return not self.ended
-
-    def _end_if_over(self) -> None:
-        """End an answer that its grammar completes, or that has all its tokens."""
-        if self.grammar is not None and self.grammar.is_complete():
-            self.finish("stop")
-        elif self.stats.num_generated_tokens == self.request.max_new_tokens:
+        elif stats.num_generated_tokens == self.request.max_new_tokens:
             self.finish("length")
 
     def _until_end(self, token_ids: list[int]) -> list[int]:

@@ -24,11 +24,10 @@ from outrider.decoding.rereading import Rereading
 from outrider.decoding.row_budget import RowBudget
 from outrider.decoding.slots import admit, release
 from outrider.errors import RequestError
-from outrider.tokens.grammar import LATE, GrammarState
+from outrider.tokens.grammar import GrammarState
 from outrider.types import Backend, Chunk, Draft, Turn
 
 _MAX_ROUNDS_AHEAD = 8  # rounds that an answer may be ahead of its reader
-_MASK_SECONDS = 0.02  # that a round waits for slow masks, where no answer is ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +131,9 @@ class Scheduler:
             self._publish(answer)
 
     def ready(self) -> list[Answer]:
-        """The answers that take part in a round. Waits a moment if the masks of all of them are late."""
-        running = [answer for answer in self.running if not answer.ended]
-        ready = [answer for answer in running if answer.is_ready]
-        if not ready and running and not any(answer.ended for answer in running):
-            LATE.wait(_MASK_SECONDS)
+        """The answers that take part in a round."""
         self._round_began = time.perf_counter()
-        return ready
+        return [answer for answer in self.running if not answer.ended]
 
     def round(self, proposed: Sequence[tuple[Answer, Turn | None]]) -> Round:
         """What each answer reads in this round's call, with its turn's draft."""

@@ -99,9 +99,8 @@ class Grammars:
                 with self._lock:
                     entry.compiled = compiled
                     self._evict()
-            base, _, is_slow = entry.compiled
             given = self._vocab_size, self._eos_token_ids, source.option
-            return GrammarState(base, executor, *given, limits=self.limits, is_slow=is_slow)
+            return GrammarState(entry.compiled.base, executor, *given, limits=self.limits)
         finally:
             entry.lock.release()
 

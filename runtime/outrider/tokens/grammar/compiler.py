@@ -32,7 +32,6 @@ class CompiledGrammar(NamedTuple):
 
     base: LLMatcher
     memory: int = 0  # bytes that it takes; 0 for a cheap one
-    is_slow: bool = False  # whether its first masks took long
 
 
 class GrammarCompiler:
@@ -86,8 +85,7 @@ class GrammarCompiler:
             raise refusal(source, reason, _SIMPLIFY)
         if verdict.error:
             raise refusal(source, verdict.error)
-        is_slow = verdict.mask_seconds > limits.slow_seconds
-        return CompiledGrammar(_compile(tokenizer, source), verdict.memory, is_slow)
+        return CompiledGrammar(_compile(tokenizer, source), verdict.memory)
 
 
 def beyond(verdict: GrammarVerdict, limits: GrammarLimits) -> str:

@@ -32,16 +32,14 @@ class GrammarLimits:
     """What one grammar may take.
 
     compile_seconds: of processor time, to compile it and compute its first masks. compile_memory: bytes for that.
-    mask_seconds: for one mask, which is the tokens that may follow. answer_seconds: for all masks of an answer.
-    slow_seconds: a mask that takes longer makes its answer a slow one, whose masks are computed in a thread, while
-    others' rounds go on.
+    mask_seconds: for one mask, which is the tokens that may follow: other answers wait for it. answer_seconds: for all
+    masks of an answer.
     """
 
     compile_seconds: float = 10.0
     compile_memory: int = 128 << 20
-    mask_seconds: float = 0.5
-    answer_seconds: float = 30.0
-    slow_seconds: float = 0.02
+    mask_seconds: float = 0.1
+    answer_seconds: float = 10.0
 
 
 def check_length(num_characters: int) -> None:

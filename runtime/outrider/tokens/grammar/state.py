@@ -6,7 +6,6 @@ import logging
 import re
 import time
 from contextlib import contextmanager, suppress
-from enum import Enum, auto
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,6 @@ import numpy as np
 
 from outrider.errors import NoTokenLeft, one_line
 from outrider.system.guard import is_interrupt
-from outrider.tokens.grammar.late import LATE, LateJob
 from outrider.tokens.grammar.limits import GrammarLimits
 from outrider.types import Draft, Logits, num_common_tokens
 
@@ -26,8 +24,7 @@ if TYPE_CHECKING:
 
 
 _LONGEST_CHARACTERS = 160  # characters
-_PATIENCE_FACTOR = 10  # times a mask's limit: processor time passes more slowly on a busy machine
-_NUM_QUICK = 4  # masks in a row, after which an answer is not slow any more
+_QUICK_SECONDS = 0.02  # of a mask; what takes longer is timed
 
 
 def first_line(message: str) -> str:
@@ -41,26 +38,14 @@ def first_line(message: str) -> str:
 log = logging.getLogger("outrider")
 
 
-class Pace(Enum):
-    """How an answer's masks are computed."""
-
-    QUICK = auto()  # with those of others, in the round
-    SUSPECT = auto()  # in the round, but one by one and timed: it may be slow
-    SLOW = auto()  # in another thread
-    GIVEN_UP = auto()  # not any more: a limit is passed
-
-
 class GrammarState:
     """Masks the rows of one answer, and knows the tokens that its grammar forces. A processor of logits.
 
     The matcher comes after the committed tokens and those of the draft that were looked at last. For another prefix
     it is rolled back to what both share. Masks are kept until other tokens are committed.
 
-    An answer whose masks take long is a slow one: `is_ready` computes them in another thread, and until it is True
-    nothing else is asked of the state. Such an answer has no drafts.
-
     base: the compiled grammar, which is copied. executor: fills masks of several answers at the same time. option: the
-    option that the grammar comes from, for errors. limits: of masks. is_slow: whether it is known to be slow.
+    option that the grammar comes from, for errors. limits: of masks.
     """
 
     def __init__(
@@ -72,14 +57,11 @@ class GrammarState:
         option: str,
         *,
         limits: GrammarLimits | None = None,
-        is_slow: bool = False,
     ) -> None:
-        self.pace, self._limits = Pace.SLOW if is_slow else Pace.QUICK, limits or GrammarLimits()
+        self._limits = limits or GrammarLimits()
         self._seconds = 0.0  # of processor time, for its masks
-        self._limit = ""  # the one that it has passed
-        self._job: LateJob | None = None  # puts a slow state after the committed tokens
-        self._uncommitted: list[int] = []  # tokens that the job is to commit
-        self._num_quick = 0
+        self._limit = ""  # the one that it has passed: nothing more is asked of the matcher
+        self.is_timed = False  # whether its masks are computed one by one, as one of them may be slow
         self.executor, self.vocab_size = executor, vocab_size
         self.matcher, self._base = base.deep_copy(), base
         self._eos_token_ids, self._option = [*eos_token_ids], option
@@ -87,87 +69,31 @@ class GrammarState:
         self._ahead: list[int] = []  # tokens after the committed ones that the matcher has consumed
         self._masks: dict[tuple[int, ...], NDArray[np.uint32]] = {}  # by the tokens after the committed ones
 
-    @property
-    def is_slow(self) -> bool:
-        """Whether its masks are computed in another thread: `is_ready` says when."""
-        return self.pace is Pace.SLOW
-
     def commit(self, token_ids: Sequence[int]) -> None:
         """Move after committed tokens. Rejected ones leave no trace."""
-        if self.is_slow:
-            self._uncommitted += token_ids
-            self._masks, self._job = {}, None
-        else:
-            self._commit(token_ids)
-
-    def is_ready(self) -> bool:
-        """Whether the state is after the committed tokens, with its mask; computed in another thread meanwhile.
-
-        Raises:
-            NoTokenLeft: when the masks passed a limit, or the grammar is too complex to be followed here.
-        """
-        if not self.is_slow:
-            self._check_limits(0)
-            return True
-        if self._job is None:
-            self._job = LATE.submit(self._catch_up)
-        job, limit = self._job, self._limits.mask_seconds
-        if not job.is_done:
-            if job.has_run() > limit * _PATIENCE_FACTOR:
-                LATE.lose(job)
-                self._exceed(job.has_run())
-            return False
-        if job.error is not None:
-            raise job.error
-        if not job.is_lost:
-            self._num_quick = 0 if job.seconds > self._limits.slow_seconds else self._num_quick + 1
-            self.pace = Pace.SLOW if self._num_quick < _NUM_QUICK else Pace.QUICK
-        return True
-
-    def _catch_up(self) -> None:
-        token_ids, self._uncommitted = self._uncommitted, []
-        began, before = time.thread_time(), self._seconds
-        self._commit(token_ids)
-        self.is_complete()
-        self._mask(())
-        self._charge(time.thread_time() - began - (self._seconds - before), 0)
-
-    def _charge(self, seconds: float, row: int) -> None:
-        """Count processor time for masks. Raises NoTokenLeft beyond a limit."""
-        self._seconds += seconds
-        if seconds > self._limits.mask_seconds:
-            self._exceed(seconds, row)
-        if self._seconds > self._limits.answer_seconds:
-            self._give_up(
-                f"finding the tokens that may come next took {self._seconds:.1f} seconds in all, and the limit of an "
-                f"answer is {self._limits.answer_seconds:g}"
-            )
-        self._check_limits(row)
-
-    def _exceed(self, seconds: float, row: int = 0) -> None:
-        self._give_up(
-            f"finding the tokens that may come next took {seconds:.1f} seconds, and the limit of a token is "
-            f"{self._limits.mask_seconds:g}"
-        )
-        self._check_limits(row)
-
-    def _check_limits(self, row: int) -> None:
-        if self.pace is Pace.GIVEN_UP:
-            raise NoTokenLeft(f"{self._option} cannot be followed further: {self._limit}. Simplify it.", row=row)
-
-    def _give_up(self, limit: str) -> None:
-        """Let nothing more be asked of the matcher."""
-        self.pace, self._limit = Pace.GIVEN_UP, limit
-
-    def _commit(self, token_ids: Sequence[int]) -> None:
         count, new = self._move(token_ids), tuple(token_ids)
         self._committed += self._ahead
         self._ahead = []
         is_kept = count == len(new)  # else the answer has ended, or the matcher has failed
         if self.matcher.is_error():
-            self._give_up(self._error())
+            self._limit = self._error()
         masks = self._masks.items() if is_kept else ()
         self._masks = {prefix[count:]: mask for prefix, mask in masks if prefix[:count] == new}
+
+    def _charge(self, seconds: float, row: int) -> None:
+        """Count processor time for a mask. Raises NoTokenLeft beyond a limit."""
+        self._seconds += seconds
+        limits, took = self._limits, "finding the tokens that may come next took"
+        if seconds > limits.mask_seconds:
+            self._limit = f"{took} {seconds:.1f} seconds, and the limit of a token is {limits.mask_seconds:g}"
+        elif self._seconds > limits.answer_seconds:
+            self._limit = f"{took} {self._seconds:.1f} seconds in all, and the limit of an answer is "
+            self._limit += f"{limits.answer_seconds:g}"
+        self._check_limits(row)
+
+    def _check_limits(self, row: int) -> None:
+        if self._limit:
+            raise NoTokenLeft(f"{self._option} cannot be followed further: {self._limit}. Simplify it.", row=row)
 
     def apply(self, logits: Logits, prefix: Sequence[int]) -> None:
         """Ban, in place, tokens that the grammar does not allow. `prefix` follows the committed tokens.
@@ -181,8 +107,6 @@ class GrammarState:
 
     def forced(self, prefix: Sequence[int], most: int) -> list[int]:
         """Up to `most` tokens after `prefix`, as long as the grammar allows only one."""
-        if self.is_slow:
-            return []
         if self._move(prefix) < len(prefix):
             return []
         return self.matcher.compute_ff_tokens()[:most]
@@ -214,19 +138,13 @@ class GrammarState:
         known = all(tuple(token_ids[:count]) in self._masks for count in range(end + 1))
         return None if known else token_ids
 
-    @property
-    def slow_seconds(self) -> float:
-        """What a mask of an answer takes that is not slow."""
-        return self._limits.slow_seconds
-
     def time_masks(self, draft: Draft) -> None:
-        """Compute the masks for a draft's first chain one by one, in this thread, until one is found to be slow."""
+        """Compute the masks for a draft's first chain one by one, until one is found to be slow."""
         token_ids = self.missing(draft) or []
-        self.pace = Pace.QUICK
+        self.is_timed = False
         for count in range(len(token_ids) + 1):
-            if self.is_slow:
-                return
-            self._mask(token_ids[:count])
+            if not self.is_timed:
+                self._mask(token_ids[:count])
 
     def learn(self, token_ids: Sequence[int], masks: NDArray[np.uint32]) -> None:
         """Keep masks, uint32 [n + 1, words], of the rows before and after n tokens that follow the committed ones."""
@@ -252,8 +170,7 @@ class GrammarState:
                     row=len(prefix),
                 )
             self._masks[key] = mask
-            if seconds > self._limits.slow_seconds:
-                self.pace = Pace.SLOW
+            self.is_timed = self.is_timed or seconds > _QUICK_SECONDS
             self._charge(seconds, len(prefix))
         return self._masks[key]
 
@@ -290,7 +207,7 @@ class GrammarState:
         self.matcher, self._ahead = self._base.deep_copy(), []
         self.matcher.try_consume_tokens(self._committed)
         if self.matcher.is_error():
-            self._give_up(self._error())
+            self._limit = self._error()
 
     def _error(self) -> str:
         """Why the matcher cannot go on after the committed tokens."""
@@ -303,10 +220,11 @@ def fill_masks(drafts: Sequence[tuple[GrammarState, Draft]]) -> None:
     Those after second candidates of a tree are computed when they are needed. So are all of them if this fails: then
     only the answer fails whose grammar it was.
     """
-    quick = [(state, draft) for state, draft in drafts if not state.is_slow]
+    quick = [(state, draft) for state, draft in drafts if not state.is_timed]
+    timed = [(state, draft) for state, draft in drafts if state.is_timed]
     began = time.perf_counter()
     try:
-        _fill_masks([(state, draft) for state, draft in quick if state.pace is Pace.QUICK])
+        _fill_masks(quick)
     except BaseException as error:  # a panic in llguidance is no Exception
         if is_interrupt(error):
             raise
@@ -315,14 +233,12 @@ def fill_masks(drafts: Sequence[tuple[GrammarState, Draft]]) -> None:
             with suppress(BaseException):  # it fails again where its request is alone
                 state.restart()
         return
-    for state, draft in quick:
-        if state.pace is Pace.SUSPECT:
-            with suppress(BaseException):  # it fails again where its request is alone
-                state.time_masks(draft)
     late = time.perf_counter() - began
     for state, _ in quick:  # one of them is slow, or the machine is busy
-        if state.pace is Pace.QUICK and late > state.slow_seconds * len(quick):
-            state.pace = Pace.SUSPECT
+        state.is_timed = late > _QUICK_SECONDS * len(quick)
+    for state, draft in timed:
+        with suppress(BaseException):  # it fails again where its request is alone
+            state.time_masks(draft)
 
 
 def _fill_masks(drafts: Sequence[tuple[GrammarState, Draft]]) -> None:
