@@ -17,7 +17,7 @@ from outrider.errors import OptionError, OutriderError, RequestError
 from outrider.inputs.audio import log_mel, mel_filters, read_samples
 
 RATE = 16_000
-PCM, FLOAT, A_LAW, MU_LAW, EXTENSIBLE = 1, 3, 6, 7, 0xFFFE
+PCM, FLOAT, A_LAW, EXTENSIBLE = 1, 3, 6, 0xFFFE
 TAIL = bytes.fromhex("000000001000800000aa00389b71")
 
 
@@ -60,15 +60,6 @@ FORMS: dict[str, tuple[bytes, list[float]]] = {
     "12 of 16 bits": (riff(chunk(b"fmt ", form(PCM, 12)), DATA), EXPECTED_16),
     "float": (riff(chunk(b"fmt ", form(FLOAT, 32)), chunk(b"data", struct.pack("<2f", 0.25, -1.5))), [0.25, -1.5]),
     "double": (riff(chunk(b"fmt ", form(FLOAT, 64)), chunk(b"data", struct.pack("<2d", 0.25, -0.5))), [0.25, -0.5]),
-    # G.711's tables: the largest values, and those next to zero.
-    "µ-law": (
-        riff(chunk(b"fmt ", form(MU_LAW, 8)), chunk(b"data", bytes([0x00, 0x80, 0xFF, 0x7E, 0xF0]))),
-        [-32124 / 32768, 32124 / 32768, 0, -8 / 32768, 120 / 32768],
-    ),
-    "A-law": (
-        riff(chunk(b"fmt ", form(A_LAW, 8)), chunk(b"data", bytes([0x2A, 0xAA, 0xD5, 0x55, 0xC5]))),
-        [-32256 / 32768, 32256 / 32768, 8 / 32768, -8 / 32768, 264 / 32768],
-    ),
     "extensible": (riff(chunk(b"fmt ", extended(PCM, 16)), DATA), EXPECTED_16),
     "extensible, 20 of 24 bits": (
         riff(chunk(b"fmt ", extended(PCM, 24, valid=20)), chunk(b"data", in_24_bits([1 << 22]))),
@@ -103,6 +94,7 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "no bits": (riff(chunk(b"fmt ", form(PCM, 0, block=0)), DATA), "0 bits"),
     "40 bits": (riff(chunk(b"fmt ", form(PCM, 40)), DATA), "40 bits in 5 bytes"),
     "float of 16 bits": (riff(chunk(b"fmt ", form(FLOAT, 16)), DATA), "16 bits in 2 bytes"),
+    "A-law": (riff(chunk(b"fmt ", form(A_LAW, 8)), DATA), "A-law"),
     "adpcm": (riff(chunk(b"fmt ", form(2, 4, block=256)), DATA), "ADPCM"),
     "unknown sub-format": (riff(chunk(b"fmt ", extended(PCM, 16)[:-1] + b"x"), DATA), "format 0xfffe"),
     "short format": (riff(chunk(b"fmt ", form(PCM, 16)[:10]), DATA), "10 bytes of at least 16"),
@@ -220,6 +212,7 @@ def encode(path: Path, samples: np.ndarray[Any, Any], codec: str, kind: str, rat
     ("a.m4a", "aac", "fltp", 16_000, "mono"),
     ("a.ogg", "libopus", "flt", 48_000, "stereo"),
     ("a.wav", "adpcm_ms", "s16", 16_000, "mono"),
+    ("a.wav", "pcm_mulaw", "s16", 16_000, "mono"),
 ])  # fmt: skip
 def test_other_containers(tmp_path: Path, name: str, codec: str, kind: str, rate: int, channels: str) -> None:
     pytest.importorskip("av")

@@ -85,8 +85,8 @@ def describe(models: Sequence[str], *, encoders: Mapping[str, Sequence[str]], ne
                 | {"parameters": [_in_query(name, schema) for name, schema in _PAGE.items()]},
                 "parameters": [_in_path("response_id")],
             },
-            "/v1/embeddings": {"post": _encode("Embed texts", EmbeddingRequest, EmbeddingList)},
-            "/v1/rerank": {"post": _encode("Rank documents by a query", RerankRequest, RerankList)},
+            "/v1/embeddings": {"post": _post("Embed texts", EmbeddingRequest, EmbeddingList)},
+            "/v1/rerank": {"post": _post("Rank documents by a query", RerankRequest, RerankList)},
         },
         "components": {"schemas": schemas},
     }
@@ -135,12 +135,6 @@ def _post(summary: str, request: type, response: type | None = None, event: type
     done["content"]["text/event-stream"] = {"schema": _event(event.__name__) if event else {"type": "object"}}
     body = {"required": True, "content": {"application/json": {"schema": _ref(request.__name__)}}}
     return {"summary": summary, "requestBody": body, "responses": {"200": done} | _failures(*_ERRORS)}
-
-
-def _encode(summary: str, request: type, response: type) -> dict[str, Any]:
-    body = {"required": True, "content": {"application/json": {"schema": _ref(request.__name__)}}}
-    responses = {"200": _response("What was made of the texts.", response.__name__)}
-    return {"summary": summary, "requestBody": body, "responses": responses | _failures(*_ERRORS)}
 
 
 def _event(name: str) -> dict[str, Any]:

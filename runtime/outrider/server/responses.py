@@ -19,9 +19,7 @@ from outrider.server.protocol.items import (
     InputImagePart,
     InputItem,
     InputPart,
-    InputTextItemPart,
     ReasoningTextPart,
-    RefusalItemPart,
     ResponseRequest,
     SchemaFormat,
     Status,
@@ -34,8 +32,10 @@ from outrider.server.protocol.requests import (
     ChatRequest,
     Function,
     FunctionName,
+    InputTextPart,
     JsonSchema,
     NamedSchema,
+    RefusalPart,
     Tool,
     ToolChoice,
 )
@@ -219,7 +219,7 @@ def _turns(request: ResponseRequest, conversations: Conversations) -> tuple[list
     previous, given = request.previous_response_id, request.input
     before = [] if previous is None else conversations.turns(previous)
     if isinstance(given, str):
-        given = [InputItem(role="user", content=[InputTextItemPart(given)])]
+        given = [InputItem(role="user", content=[InputTextPart(given)])]
     given = [_resolved(item, f"input[{i}]", conversations) for i, item in enumerate(given)]
     turns = [*before, *turns_of_input(given, before)]
     return turns, [listed(item, _new_id(_PREFIXES[item.type])) for item in given]
@@ -338,7 +338,7 @@ def _content(content: str | Sequence[InputPart], place: str) -> str | list[dict[
 
 
 def _part(part: InputPart, place: str) -> dict[str, Any]:
-    if isinstance(part, RefusalItemPart):
+    if isinstance(part, RefusalPart):
         return {"type": "text", "text": part.refusal}
     if not isinstance(part, InputImagePart):
         return {"type": "text", "text": part.text}

@@ -1,22 +1,21 @@
-"""Reads WAV files: PCM, floats, A-law and µ-law, in every form of the header.
+"""Reads WAV files of PCM and floats, in every form of the header.
 
 Source: Microsoft and IBM 1991, "Multimedia Programming Interface and Data Specifications"; WAVE_FORMAT_EXTENSIBLE;
-EBU Tech 3306 (RF64); ITU-T G.711.
+EBU Tech 3306 (RF64).
 """
 
 from __future__ import annotations
 
 import struct
-from functools import cache
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-_PCM, _FLOAT, _A_LAW, _MU_LAW, _EXTENSIBLE = 1, 3, 6, 7, 0xFFFE
+_PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _GUID_TAIL = bytes.fromhex("000000001000800000aa00389b71")  # of a sub-format, whose first two bytes are a tag
-_NAMES = {2: "ADPCM", 17: "ADPCM", 49: "GSM", 80: "MPEG", 85: "MP3", 255: "AAC"}
+_NAMES = {2: "ADPCM", 6: "A-law", 7: "µ-law", 17: "ADPCM", 49: "GSM", 80: "MPEG", 85: "MP3", 255: "AAC"}
 _BLOCK = 1 << 20  # bytes that are converted at once
 _MOST_CHUNKS = 1000  # of a header
 
@@ -78,7 +77,7 @@ def _format(chunk: bytes) -> _Format:
         if len(chunk) < 40:
             raise ValueError(f"its extended format has {len(chunk)} bytes of 40")
         tag = int.from_bytes(chunk[24:26], "little") if chunk[26:40] == _GUID_TAIL else tag
-    widths = {_PCM: (1, 2, 3, 4), _FLOAT: (4, 8), _A_LAW: (1,), _MU_LAW: (1,)}.get(tag)
+    widths = {_PCM: (1, 2, 3, 4), _FLOAT: (4, 8)}.get(tag)
     if widths is None:
         raise OtherCodec(f"its samples are in another code ({_NAMES.get(tag, f'format {tag:#06x}')}) than PCM")
     if not num_channels or not rate:
@@ -107,9 +106,6 @@ def _samples(file: BinaryIO, form: _Format, size: int) -> tuple[NDArray[np.float
 
 def _values(block: bytes, form: _Format) -> NDArray[np.float32]:
     """Samples from −1 to 1, from their bytes."""
-    if form.tag in (_A_LAW, _MU_LAW):
-        values: NDArray[np.float32] = _law(form.tag)[np.frombuffer(block, dtype=np.uint8)]
-        return values
     if form.tag == _FLOAT:
         with np.errstate(over="ignore"):  # infinity is refused elsewhere
             return np.frombuffer(block, dtype=f"<f{form.width}").astype(np.float32)
@@ -121,17 +117,3 @@ def _values(block: bytes, form: _Format) -> NDArray[np.float32]:
         whole = (parts[:, 0] << 8 | parts[:, 1] << 16 | parts[:, 2] << 24) >> 8
         return whole.astype(np.float32) / scale
     return np.frombuffer(block, dtype=f"<i{form.width}").astype(np.float32) / scale
-
-
-@cache
-def _law(tag: int) -> NDArray[np.float32]:
-    """The sample that each byte stands for, float32 [256]."""
-    codes = np.arange(256) ^ (0x55 if tag == _A_LAW else 0xFF)
-    exponent, mantissa = codes >> 4 & 7, codes & 15
-    if tag == _A_LAW:
-        size = np.where(exponent == 0, (mantissa << 4) + 8, (mantissa << 4) + 0x108 << np.maximum(exponent - 1, 0))
-        sign = np.where(codes & 0x80, 1, -1)
-    else:
-        size = ((mantissa << 3) + 0x84 << exponent) - 0x84
-        sign = np.where(codes & 0x80, -1, 1)
-    return (sign * size / 32_768).astype(np.float32)

@@ -12,33 +12,17 @@ from outrider.server.protocol.requests import (
     AtLeastOne,
     Effort,
     FunctionName,
+    InputTextPart,
     JsonObject,
+    OutputTextPart,
     PlainText,
+    RefusalPart,
     Text,
+    TextPart,
     ToolName,
 )
 
 Status = Literal["in_progress", "completed", "incomplete"]
-
-
-class InputTextItemPart(msgspec.Struct, frozen=True, tag_field="type", tag="input_text"):
-    """A text, as a part of a message."""
-
-    text: str
-
-
-class PlainTextItemPart(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
-    """The same, as chats call it."""
-
-    text: str
-
-
-class OutputTextItemPart(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
-    """A text of an earlier answer. annotations, logprobs: ignored."""
-
-    text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
 
 
 class InputImagePart(msgspec.Struct, frozen=True, tag_field="type", tag="input_image"):
@@ -59,15 +43,7 @@ class ReasoningTextPart(msgspec.Struct, frozen=True, tag_field="type", tag="reas
     text: str
 
 
-class RefusalItemPart(msgspec.Struct, frozen=True, tag_field="type", tag="refusal"):
-    """What an earlier answer refuses, which is its text."""
-
-    refusal: str
-
-
-InputPart = (
-    InputTextItemPart | PlainTextItemPart | OutputTextItemPart | InputImagePart | ReasoningTextPart | RefusalItemPart
-)
+InputPart = InputTextPart | TextPart | OutputTextPart | InputImagePart | ReasoningTextPart | RefusalPart
 
 
 class InputItem(msgspec.Struct, frozen=True):
