@@ -5,21 +5,18 @@ Source: https://github.com/json-schema-org/JSON-Schema-Test-Suite.
 
 import itertools
 import json
-import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import jsonschema_rs
-import numpy as np
 
 from outrider.config import GenerationConfig
 from outrider.errors import OptionError
 from outrider.tokens.grammar import Grammars, GrammarSource
-from outrider.types import Distribution, Draft, Drafter
 
 # A schema that does not name its draft is taken for 2020-12.
 DRAFTS: dict[str, dict[str, str]] = {
@@ -168,33 +165,3 @@ def _with_integers(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _with_integers(each) for key, each in value.items()}
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**60 else value
-
-
-class Wrong(Drafter):
-    """A drafter whose every draft has a random token, among those of `answer`, and after it.
-
-    Every other draft has probabilities, with which it is not cut where the grammar forbids a token.
-    """
-
-    num_assistant_tokens = 4
-
-    def __init__(self, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
-        self.answer: list[int] = []
-
-    def propose(self, requests: Sequence[Any]) -> list[Draft]:
-        return [self._draft(len(request.sequence.generated_token_ids), request.limit) for request in requests]
-
-    def _draft(self, done: int, limit: int) -> Draft:
-        rng, known = random.Random(done), self.answer[done : done + limit]
-        token_ids = known + rng.choices(range(self.vocab_size), k=limit - len(known))
-        token_ids[rng.randrange(limit)] = rng.randrange(self.vocab_size)
-        probs = [Distribution(np.array([token_id]), np.array([1.0])) for token_id in token_ids]
-        return Draft(token_ids, probs=probs if done % 2 else None)
-
-
-class Silent(Wrong):
-    """A drafter that proposes nothing, so that drafts are what the grammar forces."""
-
-    def _draft(self, done: int, limit: int) -> Draft:
-        return Draft([])

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from msgspec import UNSET
-
 from outrider.decoding.results import TextChunk
 from outrider.server.conversations import Conversations
 from outrider.server.dialect import ChoicePiece, Dialect, ServedAnswer, ServedChoice, Wanted, whole_chunk
@@ -14,26 +12,25 @@ from outrider.server.infill import Infill
 from outrider.server.logprobs import completion_logprobs
 from outrider.server.protocol.reading import read_request
 from outrider.server.protocol.requests import CompletionRequest
-from outrider.server.protocol.responses import Completion, CompletionChoice, PromptProgress
 
 
 def _to_chat(body: bytes, _: Conversations) -> Wanted:
     return Wanted(read_request(body, CompletionRequest))
 
 
-def _body(answer: ServedAnswer) -> Completion:
+def _body(answer: ServedAnswer) -> dict[str, Any]:
     choices = [_choice(answer, said, whole_chunk(said.result), is_first=True) for said in answer.choices if said.result]
-    return Completion(choices=choices, **answer.head.fields, **answer.totals)
+    return {"object": "text_completion", "choices": choices, **answer.head.fields, **answer.totals}
 
 
-def _events(answer: ServedAnswer, step: ChoicePiece) -> Iterator[Completion]:
+def _events(answer: ServedAnswer, step: ChoicePiece) -> Iterator[dict[str, Any]]:
     last = answer.timings if step.is_last and not answer.wants_usage else {}
     yield _event(answer, [_choice(answer, step.said, step.chunk, is_first=step.is_first)], **last)
     if step.is_last and answer.wants_usage:
         yield _event(answer, [], **answer.totals)
 
 
-def _choice(answer: ServedAnswer, said: ServedChoice, chunk: TextChunk, *, is_first: bool) -> CompletionChoice:
+def _choice(answer: ServedAnswer, said: ServedChoice, chunk: TextChunk, *, is_first: bool) -> dict[str, Any]:
     """A piece of a choice. The prompt that is echoed comes with the first one, with its tokens' log-probabilities."""
     texts, more, text = answer.head.texts, answer.tokens(chunk.tokens), chunk.text
     if is_first and answer.request.echo:
@@ -44,7 +41,7 @@ def _choice(answer: ServedAnswer, said: ServedChoice, chunk: TextChunk, *, is_fi
         more["logprobs"] = completion_logprobs([*before, *chunk.logprobs], texts, said.offsets, first)
     if chunk.result:
         more |= {"finish_reason": said.finish_reason, "seed": chunk.result.seed}
-    return CompletionChoice(said.number, text, **more)
+    return {"index": said.number, "text": text, "finish_reason": None, "logprobs": None, **more}
 
 
 def _echo(prompt: Any, answer: ServedAnswer) -> str:
@@ -54,13 +51,14 @@ def _echo(prompt: Any, answer: ServedAnswer) -> str:
     return prompt if isinstance(prompt, str) else answer.head.texts.text_of(prompt)
 
 
-def _progress(answer: ServedAnswer, number: int, progress: PromptProgress) -> Completion:
-    return _event(answer, [CompletionChoice(number, "")], prompt_progress=progress)
+def _progress(answer: ServedAnswer, number: int, progress: dict[str, Any]) -> dict[str, Any]:
+    empty = {"index": number, "text": "", "finish_reason": None, "logprobs": None}
+    return _event(answer, [empty], prompt_progress=progress)
 
 
-def _event(answer: ServedAnswer, choices: Sequence[CompletionChoice], **fields: Any) -> Completion:
-    usage = None if answer.wants_usage else UNSET
-    return Completion(choices=list(choices), **{"usage": usage} | answer.head.fields | fields)
+def _event(answer: ServedAnswer, choices: Sequence[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+    usage = {"usage": None} if answer.wants_usage else {}
+    return {"object": "text_completion", "choices": [*choices], **usage, **answer.head.fields, **fields}
 
 
 COMPLETIONS = Dialect("/v1/completions", "cmpl-", _to_chat, _events, _body, progress=_progress, last="[DONE]")

@@ -17,7 +17,7 @@ from outrider.server.errors import ApiError
 from outrider.server.logprobs import LocatedLogprobs, TextOffsets, TokenTexts
 from outrider.server.options import AnswerChoice, choices_of_chat, choices_of_completion
 from outrider.server.protocol.requests import ChatRequest, CompletionRequest, LoadRequest
-from outrider.server.protocol.responses import FinishReason, PromptProgress, Token, TokenLogprob
+from outrider.server.protocol.responses import FinishReason
 from outrider.server.reader import AnswerReading, Piece, Reader
 from outrider.server.usage import timings_of, usage_of
 
@@ -63,7 +63,7 @@ class Part:
     name: str = ""  # of a call
     call_index: int = 0  # among the calls
     id: str = field(default_factory=lambda: secrets.token_hex(12))
-    logprobs: tuple[TokenLogprob, ...] = ()  # of its text, in dialects that locate them
+    logprobs: tuple[dict[str, Any], ...] = ()  # of its text, in dialects that locate them
 
 
 class News(NamedTuple):
@@ -72,7 +72,7 @@ class News(NamedTuple):
     kind: Literal["begun", "grown", "ended"]
     part: Part
     text: str = ""
-    logprobs: Sequence[TokenLogprob] = ()
+    logprobs: Sequence[dict[str, Any]] = ()
 
 
 class ServedChoice:
@@ -228,7 +228,9 @@ class ServedAnswer:
         """The field `tokens` of a choice, if it was asked for."""
         if not self.request.return_tokens:
             return {}
-        return {"tokens": [Token(t.token_id, self.head.texts[t.token_id], t.source, t.drafter) for t in tokens]}
+        texts = self.head.texts
+        made = [{"id": t.token_id, "text": texts[t.token_id], "source": t.source, "drafter": t.drafter} for t in tokens]
+        return {"tokens": made}
 
     @property
     def wants_usage(self) -> bool:
@@ -293,7 +295,7 @@ class Dialect:
     begin: Callable[[ServedAnswer], Events] = _nothing  # events before the prompt is read
     failure: Callable[[ApiError, int], Any] = _as_openai  # the last event of a stream that fails, and the number before
     ping: Callable[[str], Any] = _comment  # an event of the model of this name in a silence; None: a comment
-    progress: Callable[[ServedAnswer, int, PromptProgress], Any] | None = None  # how far a prompt is read
+    progress: Callable[[ServedAnswer, int, dict[str, Any]], Any] | None = None  # how far a prompt is read
     choices: Callable[[Wanted], list[AnswerChoice]] = choices_of
     loaded: Callable[[LoadRequest, str], Any] | None = None  # the body after a model's load
     locates: bool = False  # parts have log-probabilities

@@ -21,7 +21,6 @@ from outrider.server.options import AnswerChoice
 from outrider.server.protocol.loose import IGNORED
 from outrider.server.protocol.reading import as_text, read_fields, read_object
 from outrider.server.protocol.requests import CompletionRequest
-from outrider.server.protocol.responses import PromptProgress
 from outrider.server.usage import timings_of
 
 # Samplers that do not change which token is the likeliest; penalties are options of their own.
@@ -103,7 +102,7 @@ def _events(answer: ServedAnswer, step: ChoicePiece) -> Iterator[dict[str, Any]]
         yield _ended(answer, said, chunk.result, "")
 
 
-def _progress(_: ServedAnswer, number: int, progress: PromptProgress) -> dict[str, Any]:
+def _progress(_: ServedAnswer, number: int, progress: dict[str, Any]) -> dict[str, Any]:
     return _piece(number, "", ()) | {"prompt_progress": progress}
 
 
@@ -129,7 +128,7 @@ def _ended(answer: ServedAnswer, said: ServedChoice, result: Result, text: str) 
         "truncated": False,  # a prompt that does not fit is refused
         "stop_type": kind if result.finish_reason == "stop" else "limit",
         "stopping_word": result.stop_string or "",
-        "timings": msgspec.to_builtins(timings_of([stats])),
+        "timings": timings_of([stats]),
     }
 
 

@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from outrider.errors import one_line
 from outrider.inputs.text.special_tokens import read_special_tokens
 from outrider.inputs.text.token_bytes import read_token_bytes
 from outrider.inputs.tools import dropped_markers, keep_markers
-from outrider.server.protocol.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 from outrider.types import TextTokenizer, TokenLogprobs
 
 log = logging.getLogger("outrider.server")
@@ -75,15 +75,18 @@ class TokenTexts:
             return {}
 
 
-def chat_logprobs(tokens: Sequence[TokenLogprobs], texts: TokenTexts) -> ChatLogprobs:
-    """As /v1/chat/completions has them."""
-    return ChatLogprobs([_of_token(token, texts, None) for token in tokens])
+def chat_logprobs(tokens: Sequence[TokenLogprobs], texts: TokenTexts) -> list[dict[str, Any]]:
+    """As /v1/chat/completions has them. bytes: of a token's text in UTF-8, also of one that is part of a character."""
+    return [_of_token(token, texts, None) for token in tokens]
 
 
-def _of_token(token: TokenLogprobs, texts: TokenTexts, without: list[int] | None) -> TokenLogprob:
+def _of_token(token: TokenLogprobs, texts: TokenTexts, without: list[int] | None) -> dict[str, Any]:
     """without: the bytes of tokens that have no text."""
-    top = [TopLogprob(texts[i], logprob, texts.bytes_of(i) or without) for i, logprob in token.top]
-    return TokenLogprob(texts[token.token_id], token.logprob, texts.bytes_of(token.token_id) or without, top)
+    made, *top = [
+        {"token": texts[i], "logprob": logprob, "bytes": texts.bytes_of(i) or without}
+        for i, logprob in ((token.token_id, token.logprob), *token.top)
+    ]
+    return made | {"top_logprobs": top}
 
 
 class LocatedLogprobs:
@@ -115,7 +118,7 @@ class LocatedLogprobs:
             if made:
                 self._tokens.append((begin, self._end, token))
 
-    def of(self, piece: str) -> list[TokenLogprob]:
+    def of(self, piece: str) -> list[dict[str, Any]]:
         """Those of a piece of the text, which is somewhere after the pieces before it."""
         found = self._text.find(piece, self._at)
         if found < 0 or not piece:
@@ -145,8 +148,8 @@ class TextOffsets:
 
 def completion_logprobs(
     tokens: Sequence[TokenLogprobs], texts: TokenTexts, offsets: TextOffsets, first: int | None = None
-) -> CompletionLogprobs:
-    """As /v1/completions has them. offsets: of the tokens before these.
+) -> dict[str, Any]:
+    """As /v1/completions has them, in lists with one entry for each token. offsets: of the tokens before these.
 
     first: a token before these, which has no log-probability as nothing precedes it.
     """
@@ -159,4 +162,5 @@ def completion_logprobs(
             likely.setdefault(texts[i], logprob)  # the likelier of two with the same text
         logprobs.append(token.logprob)
         top.append(likely)
-    return CompletionLogprobs([texts[i] for i in token_ids], logprobs, top, [offsets.of(i) for i in token_ids])
+    tokens_and_places = {"tokens": [texts[i] for i in token_ids], "text_offset": [offsets.of(i) for i in token_ids]}
+    return tokens_and_places | {"token_logprobs": logprobs, "top_logprobs": top}

@@ -194,7 +194,7 @@ def _call(part: Part) -> list[dict[str, Any]]:
 
 
 def _logprobs(answer: ServedAnswer, tokens: Sequence[TokenLogprobs] | None) -> dict[str, Any]:
-    return {"logprobs": chat_logprobs(tokens, answer.head.texts).content} if tokens else {}
+    return {"logprobs": chat_logprobs(tokens, answer.head.texts)} if tokens else {}
 
 
 def _ended(result: Result) -> dict[str, Any]:

@@ -13,9 +13,6 @@ from outrider.server.protocol.loose import WRITTEN_AS_TEXTS
 from outrider.server.protocol.reading import NEUTRAL
 from outrider.server.protocol.requests import Asked, ChatRequest, CompletionRequest
 from outrider.server.protocol.responses import (
-    ChatChunk,
-    ChatCompletion,
-    Completion,
     ErrorResponse,
     Health,
     ModelInfo,
@@ -24,7 +21,7 @@ from outrider.server.protocol.responses import (
 from outrider.version import __version__
 
 _STRUCTS = (
-    ChatRequest, ChatCompletion, ChatChunk, CompletionRequest, Completion, ErrorResponse, Health, ModelInfo, ModelList,
+    ChatRequest, CompletionRequest, ErrorResponse, Health, ModelInfo, ModelList,
     ResponseRequest,
     EmbeddingRequest, EmbeddingList, RerankRequest, RerankList,
 )  # fmt: skip
@@ -72,8 +69,8 @@ def describe(models: Sequence[str], *, encoders: Mapping[str, Sequence[str]], ne
             "/metrics": {"get": _plain("Metrics for Prometheus, with vLLM's names")},
             "/v1/models": {"get": _get("The models", "ModelList")},
             "/v1/models/{model}": {"get": _get("One model", "ModelInfo", 404), "parameters": [_in_path("model")]},
-            "/v1/chat/completions": {"post": _post("Answer a chat", ChatRequest, ChatCompletion, ChatChunk)},
-            "/v1/completions": {"post": _post("Continue a text", CompletionRequest, Completion, Completion)},
+            "/v1/chat/completions": {"post": _post("Answer a chat", ChatRequest)},
+            "/v1/completions": {"post": _post("Continue a text", CompletionRequest)},
             "/v1/responses": {"post": _post("Answer items", ResponseRequest)},
             "/v1/responses/{response_id}": {
                 "get": _get("A stored response", "", 400, 404),
@@ -129,19 +126,13 @@ def _plain(summary: str) -> dict[str, Any]:
     }
 
 
-def _post(summary: str, request: type, response: type | None = None, event: type | None = None) -> dict[str, Any]:
-    """response, event: None: as OpenAI describes them."""
+def _post(summary: str, request: type, response: type | None = None) -> dict[str, Any]:
+    """response: None: as the API that it is describes it; a stream of events, too."""
     done = _response("The answer; with stream, server-sent events.", response.__name__ if response else "")
-    done["content"]["text/event-stream"] = {"schema": _event(event.__name__) if event else {"type": "object"}}
+    if response is None:
+        done["content"]["text/event-stream"] = {"schema": {"type": "object"}}
     body = {"required": True, "content": {"application/json": {"schema": _ref(request.__name__)}}}
     return {"summary": summary, "requestBody": body, "responses": {"200": done} | _failures(*_ERRORS)}
-
-
-def _event(name: str) -> dict[str, Any]:
-    """The schema of one event of a stream: a body, an error that ends it, or its regular end."""
-    bodies = {"anyOf": [_ref(name), _ref("ErrorResponse")]}
-    body = {"type": "string", "contentMediaType": "application/json", "contentSchema": bodies}
-    return {"type": "object", "properties": {"data": {"anyOf": [{"const": "[DONE]"}, body]}}, "required": ["data"]}
 
 
 def _failures(*codes: int) -> dict[str, Any]:

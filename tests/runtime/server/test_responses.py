@@ -171,7 +171,7 @@ def test_tokens_are_those_of_the_piece_that_they_are_in() -> None:
         for i in range(0, len(raw), size):
             located.read(raw[i : i + size], [] if i else tokens)
         found = [located.of(each) for each in ("Hm.", "So ", "it is.", '{"so": "it is."}', " it is.", "")]
-        assert [[-each.logprob for each in piece] for piece in found] == [[1], [3], [4, 5], [7], [8], []]
+        assert [[-each["logprob"] for each in piece] for piece in found] == [[1], [3], [4, 5], [7], [8], []]
     located = LocatedLogprobs(texts, {})
     located.read("it is.", [TokenLogprobs(8, -8.0, ())])  # as tokenizers do that leave out the first blank
     assert len(located.of("it ")) == 1

@@ -1,9 +1,9 @@
-"""What others write in other words: names and values that mean the same here, and keys that are not read."""
+"""What others write in other words: names and values that mean the same here."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -13,13 +13,6 @@ from outrider.config.option import options_of
 from outrider.server.errors import ApiError
 from outrider.server.protocol.requests import (
     SERVED,
-    CalledFunction,
-    ChatMessage,
-    Function,
-    JsonSchema,
-    MadeCall,
-    NamedSchema,
-    Tool,
 )
 from outrider.server.protocol.reshaping import reshape
 from outrider.system.listed import ListedOnce
@@ -54,7 +47,6 @@ _TRUTHS = {"true": True, "false": False}
 WRITTEN_AS_TEXTS = _NUMBERS | _FLAGS
 _WINDOWS = ("repeat_last_n", "repetition_penalty_range", "rep_pen_range")
 _NEUTRAL_PENALTIES = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
-_PART_KEYS = {"type", "text", "image_url", "refusal", "thinking", "detail", "file_id", "image"}
 
 
 def normalised(fields: Mapping[str, Any], known: set[str]) -> tuple[dict[str, Any], list[str]]:
@@ -171,33 +163,3 @@ def _kind_of(tool: Any) -> Any:
         return "function"
     is_hosted = len(tool) == 1 and tool.keys().isdisjoint(("function", "name", "type"))
     return tool.get("type") or (next(iter(tool)) if is_hosted else "function")
-
-
-def unread_keys(fields: Mapping[str, Any]) -> Iterator[str]:
-    """The keys in a request's messages and tools that are not read."""
-    for message in _objects(fields.get("messages")):
-        yield from _others("messages[].", message, ChatMessage.__struct_fields__)
-        for part in _objects(message.get("content")):
-            yield from _others("messages[].content[].", part, _PART_KEYS)
-        for call in _objects(message.get("tool_calls")):
-            yield from _others("messages[].tool_calls[].", call, (*MadeCall.__struct_fields__, "type", "index"))
-            yield from _others(
-                "messages[].tool_calls[].function.", call.get("function"), CalledFunction.__struct_fields__
-            )
-    is_chat = "messages" in fields
-    for tool in _objects(fields.get("tools")):
-        if is_chat:
-            yield from _others("tools[].", tool, Tool.__struct_fields__)
-            yield from _others("tools[].function.", tool.get("function"), Function.__struct_fields__)
-    form = fields.get("response_format")
-    if isinstance(form, dict) and form.get("type") == "json_schema":
-        yield from _others("response_format.", form, (*JsonSchema.__struct_fields__, "type"))
-        yield from _others("response_format.json_schema.", form.get("json_schema"), NamedSchema.__struct_fields__)
-
-
-def _objects(value: object) -> list[dict[str, Any]]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
-
-
-def _others(place: str, value: object, known: Iterable[str]) -> list[str]:
-    return [f"{place}{key}" for key in value.keys() - {*known}] if isinstance(value, dict) else []

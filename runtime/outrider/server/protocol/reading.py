@@ -18,7 +18,7 @@ import msgspec
 from outrider.errors import one_line
 from outrider.server.errors import ApiError, bad_field
 from outrider.server.protocol.items import ResponseRequest
-from outrider.server.protocol.loose import IGNORED, SAME, normalised, unread_keys
+from outrider.server.protocol.loose import IGNORED, SAME, normalised
 from outrider.server.protocol.requests import ChatRequest, CompletionRequest
 from outrider.system.nesting import TooDeep, TooMany, check_json, check_num_values
 
@@ -146,7 +146,6 @@ def read_fields(fields: dict[str, Any], kind: type[Body]) -> Body:
     """
     known, neutral = set(kind.__struct_fields__), NEUTRAL.get(kind, {})
     fields, skipped = normalised(fields, known)
-    ignored = [*skipped, *unread_keys(fields)]
     unknown = [name for name in fields if name not in known and name not in neutral]
     if len(unknown) > _MOST_UNKNOWN:
         message = f"{len(unknown):,} of the fields are none of this server's, and {_MOST_UNKNOWN} are ignored."
@@ -157,7 +156,7 @@ def read_fields(fields: dict[str, Any], kind: type[Body]) -> Body:
         else:
             _check_spelling(name, fields[name], kind)
         del fields[name]
-    IGNORED.add([*ignored, *unknown])
+    IGNORED.add([*skipped, *unknown])
     return as_request(fields, kind)
 
 
