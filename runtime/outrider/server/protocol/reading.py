@@ -75,8 +75,8 @@ def _neutral(*names: str) -> dict[str, tuple[Any, ...]]:
 NEUTRAL: dict[type[msgspec.Struct], dict[str, tuple[Any, ...]]] = {
     ChatRequest: _neutral(
         "add_special_tokens", "assistant_prefix", "audio", "echo", "function_call", "functions", "input",
-        "instructions", "modalities", "prefill", "prompt", "suffix", "web_search_options",
-    ),
+        "instructions", "modalities", "prefill", "prompt", "suffix",
+    ) | {"web_search_options": (None,)},
     CompletionRequest: _neutral("messages", "tools") | {"add_special_tokens": (None, True)},
     ResponseRequest: _neutral(
         "background", "context_management", "conversation", "echo", "logprobs", "messages", "n", "prompt", "truncation",
