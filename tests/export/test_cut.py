@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from layouts import LAYOUTS, write
 from outrider.bundle import read_bundle
 from outrider.cli import run
 from outrider.config import Config
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 def test_layers_that_differ_in_their_sizes_are_not_cut(tmp_path: Path) -> None:
     """Keys of layers that are left out would be missing."""
-    folder = write(LAYOUTS["gemma-4-e2b-it"], tmp_path / "gemma-4")
+    folder = save_model(make_model("gemma4_text"), tmp_path / "gemma-4")
     with pytest.raises(ExportError, match="gemma-4 cannot be cut into slices: its layers differ in their sizes"):
         describe_whole(locate(folder))
 
