@@ -213,26 +213,3 @@ def test_an_architecture_that_nobody_has_tried_is_compared(convert: Any, tmp_pat
     bundle, told = convert(save_model(model, tmp_path / "codegen"), weights="fp32")
     assert "compare main" in told.phases
     assert bundle.manifest.main.geometry.sliding_windows == (0, 0)
-
-
-def test_longrope_takes_the_set_of_a_text_s_final_length(convert: Any, load: Any, tmp_path: Path) -> None:
-    """On both sides of the limit, answers are Transformers' own, and drafts and cached prefixes change nothing."""
-    limit = 64
-    factors = {"short_factor": [1.0] * 8, "long_factor": [3.0] * 8, "original_max_position_embeddings": limit}
-    rope = {"rope_type": "longrope", "rope_theta": 10_000.0, **factors}
-    model = make_model("phi3", sliding_window=None, original_max_position_embeddings=limit, rope_parameters=rope)
-    bundle, told = convert(save_model(model, tmp_path / "phi3"), weights="fp32")
-    assert (bundle.manifest.main.geometry.long_from, bundle.manifest.main.geometry.context_length) == (limit, 512)
-    assert any("more than 64 tokens" in note for note in told.notes)
-    shutil.copytree(bundle.folder, tmp_path / "bundle")
-    engine = load(with_noisy_draft(type(bundle)(tmp_path / "bundle", bundle.manifest)))
-    for prompt, count in ((PROMPT[:40], limit - 40), (PROMPT[:40], limit - 39), (PROMPT, 24)):
-        options = {"max_new_tokens": count, "ignore_eos": True}
-        plain = engine.generate(prompt, drafter=None, **options)
-        assert plain.stats.num_cached_tokens == 0 or prompt is PROMPT  # whose beginning was read with the same set
-        rows = logits_of(model, [*prompt, *plain.token_ids])[len(prompt) - 1 : -1, : bundle.manifest.main.vocab_size]
-        assert (rows.max(1) - rows[np.arange(count), plain.token_ids]).max() < 1e-3
-        for drafter in ("draft", "suffix"):
-            drafted = engine.generate(prompt, drafter=drafter, num_assistant_tokens=3, **options)
-            assert drafted.token_ids == plain.token_ids
-            assert drafted.stats.num_cached_tokens > 0

@@ -14,7 +14,6 @@ import pytest
 from outrider.bundle import read_bundle
 from outrider.cli import run
 from outrider.cli.demo import demo_bundle
-from outrider.errors import ExportError
 from outrider.models.backends.processor import ProcessorFacts
 from outrider_export import Silent
 from outrider_export.bundles import demo_model
@@ -34,16 +33,6 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
     line: str = printed.err.rstrip("\n")
     assert "\n" not in line
     return line
-
-
-@pytest.mark.slow
-def test_export_names_the_bundle_itself(
-    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run(["export", str(gguf_file)]) == 0
-    assert "plain: 0.00 GB, main model in int8, no draft model." in capsys.readouterr().out
-    assert [path.name for path in tmp_path.iterdir()] == ["plain"]
 
 
 @pytest.mark.parametrize(("instructions", "says"), [(("avx2",), True), (("avx2", "avx_vnni"), False), ((), False)])
@@ -111,13 +100,6 @@ def test_inspect_reads_the_header_of_a_gguf_file(
     assert "--check is for bundles" in one_line(capsys)
 
 
-def test_inspect_speaks_json(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["inspect", str(bundle), "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["main"]["geometry"]["num_layers"] == 2
-    assert answer["checked"] is False
-
-
 def test_inspect_finds_a_changed_byte(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = shutil.copytree(bundle, tmp_path / "b")
     weights = folder / "main" / "openvino_model.bin"
@@ -178,18 +160,6 @@ def test_the_demo_takes_no_package_of_the_extra(
     bundle = read_bundle(demo_bundle(tmp_path, quiet=True, drafter=False))
     assert bundle.manifest.main.weights == "int8"
     assert not {"torch", "transformers", "nncf"} & {*bundle.manifest.main.source.recipe}
-
-
-def test_a_file_of_the_same_size_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: Path) -> Path:
-        raise ExportError("asked for again")
-
-    monkeypatch.setattr(demo_model, "_download", refuse)
-    path = tmp_path / demo_model.FILE
-    with path.open("wb") as file:
-        file.truncate(demo_model.SIZE)
-    with pytest.raises(ExportError, match="asked for again"):
-        demo_model.fetch_demo_model(tmp_path, Silent())
 
 
 def test_the_official_file_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -222,17 +222,6 @@ def test_a_corpus_chooses(gguf_file: Path, tmp_path: Path) -> None:
     assert progress.notes == ["draft vocabulary: 40 of 404 tokens; 100.0% of the corpus's tokens are among them."]
 
 
-@pytest.mark.parametrize(("weights", "changes"), [("int8", {}), ("int4", {"tie_word_embeddings": False})])
-def test_converted_weights_are_cut(
-    make_checkpoint: Any, convert: Any, tmp_path: Path, weights: str, changes: Any
-) -> None:
-    checkpoint = make_checkpoint(f"diet-{weights}", hidden_size=128, dtype="bfloat16", seed=3, **changes)
-    bundle, _ = convert(checkpoint, weights=weights)
-    token_ids = np.array([3, 77, 78, 300, 402], dtype=np.int32)
-    put_on_diet("openvino", bundle.folder / "main", tmp_path / "cut", token_ids)
-    assert np.array_equal(logits(tmp_path / "cut"), logits(bundle.folder / "main")[:, token_ids])
-
-
 def test_only_shared_tokens_are_kept(
     make_checkpoint: Any, make_gguf: Any, build_tokenizer: Any, gguf_file: Path, tmp_path: Path
 ) -> None:
@@ -245,21 +234,6 @@ def test_only_shared_tokens_are_kept(
     assert token_ids.tolist() == np.flatnonzero(bundle.read_map(drafter) >= 0).tolist()
     assert 401 not in token_ids
     check_answers(bundle.folder, "def quicksort")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("options", "note"), [
-    ({}, None),
-    ({"draft_vocab": "all"}, None),
-    ({"draft_vocab": 404}, "all 404 tokens"),
-    ({"draft_vocab": "403"}, "403 of 404 tokens"),
-])  # fmt: skip
-def test_how_many(gguf_file: Path, tmp_path: Path, options: Any, note: str | None) -> None:
-    progress = Recorder()
-    bundle = export_bundle(gguf_file, gguf_file, output=tmp_path / "b", progress=progress, **KEPT, **options)
-    assert progress.notes == ([f"draft vocabulary: {note}."] if note else [])
-    (drafter,) = bundle.manifest.drafters
-    assert drafter.num_proposed_tokens == (403 if note and "403" in note else None)
 
 
 @pytest.mark.slow

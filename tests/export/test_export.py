@@ -124,25 +124,7 @@ def test_progress_tells_the_phases(exact: tuple[Bundle, Any]) -> None:
     assert progress.num_bytes > sum(file.size for file in bundle.manifest.files)  # and the checkpoints' weights
 
 
-def test_nothing_else_is_left(exact: tuple[Bundle, Any]) -> None:
-    assert [path.name for path in exact[0].folder.parent.iterdir()] == ["pair"]
-
-
 # GGUF
-
-
-@pytest.mark.slow
-def test_gguf_keeps_its_weights(make_checkpoint: Any, make_gguf: Any, tmp_path: Path) -> None:
-    checkpoint = make_checkpoint("keep", hidden_size=128, num_attention_heads=2, num_key_value_heads=1)
-    path = make_gguf("keep", checkpoint, quantisation="Q8_0")
-    before = sorted(p.name for p in path.parent.iterdir())
-    bundle = export_bundle(path, output=tmp_path / "bundle", weights="keep")
-    assert bundle.manifest.main.weights == "Q8_0"
-    assert bundle.manifest.main.source.recipe["route"] == "keep"
-    assert bundle.manifest.main.vocab_size == 404
-    assert error_of(bundle, "main", checkpoint) < 0.05
-    assert sorted(p.name for p in path.parent.iterdir()) == before  # nothing beside the source file
-    read_bundle(bundle.folder).check_hashes()
 
 
 def logits_of_gguf(path: Path, checkpoint: Path, gguf_name: Callable[[str], str | None]) -> Any:

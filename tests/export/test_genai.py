@@ -11,8 +11,6 @@ import pytest
 
 import outrider
 from outrider.bundle.folder import Bundle, read_bundle
-from outrider.cli import run
-from outrider.errors import ExportError, OptionError
 from outrider_export.bundles.drafters import add_drafter
 
 SCRIPT = Path(__file__).parents[2] / "bench" / "scripts" / "peer_draft.py"
@@ -128,28 +126,3 @@ def test_it_accepts_what_we_accept(bundle: Bundle, kind: str, tmp_path: Path) ->
         assert ours.stats.num_accepted_tokens_per_round == [size - 1 for size in rounds]
         accepted += ours.stats.num_accepted_tokens
     assert accepted
-
-
-def test_the_benchmark_runs_them(bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    models = []
-    for kind in CONFIGS:
-        write_for_genai(bundle, kind, tmp_path / kind)
-        models += ["--peer-model", f"genai-{kind}={tmp_path / kind}"]
-    capsys.readouterr()
-    modes = "plain,genai-eagle3:3/f32,genai-dflash:5/f32"
-    options = ["--modes", modes, "--per-category", "1", "--max-new-tokens", "8", "--json", *models]
-    assert run(["bench", str(bundle.folder), *options]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert not result["failures"]
-    rows = [row for row in result["summary"] if row["category"] == "all"]
-    assert len(rows) == len(modes.split(","))
-    assert all("acceptance_rate" in row for row in rows)
-    assert all(row["tokens_per_round"] >= 1 for row in rows)
-
-
-def test_what_it_does_not_have(openvino_bundle: Bundle, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="'draft' is of kind draft_model, and openvino-genai has only eagle3 and dfl"):
-        write_for_genai(openvino_bundle, "draft", tmp_path / "draft")
-    with pytest.raises(OptionError, match=r"has no drafter 'drft'. Did you mean 'draft'\?"):
-        write_for_genai(openvino_bundle, "drft", tmp_path / "draft")
-    assert not (tmp_path / "draft").exists()

@@ -29,7 +29,7 @@ from outrider_export.describe.direct_vision import direct_vision_of
 from outrider_export.describe.encoder_decoder import vocabulary_of
 from outrider_export.direct.vision_encoder import write_encoder
 from outrider_export.sources.source import read_config, text_part
-from tiny_vision import NUM_TOKENS, asking, assert_answers, picture
+from tiny_vision import NUM_TOKENS, asking, picture
 
 pytest.importorskip("PIL.Image", reason="the extra [vision]")
 VERSIONS = ("2.6", "4.5", "4.6")
@@ -84,42 +84,6 @@ RECORDED: dict[tuple[int, int], list[tuple[list[tuple[int, int]], int, str]]] = 
     (31, 100): [
         ([(4, 14), *[(8, 8)] * 3], 3_001_609_690, "<image>6</image>[6][6][6]"),
         ([(4, 12), *[(8, 8)] * 3], 795_711_992, "<image>3</image>[4][4][4]"),
-    ],
-    (61, 47): [
-        ([(9, 7), *[(9, 7)] * 4], 3_444_151_000, "<image>6</image>[6][6]\n[6][6]"),
-        ([(8, 8), *[(8, 8)] * 4], 676_342_116, "<image>4</image>[4][4]\n[4][4]"),
-    ],
-    (300, 200): [
-        ([(10, 6), *[(10, 6)] * 4], 3_954_660_493, "<image>6</image>[6][6]\n[6][6]"),
-        ([(8, 8), *[(8, 8)] * 4], 1_343_645_749, "<image>4</image>[4][4]\n[4][4]"),
-    ],
-    (5, 90): [
-        ([(2, 32)], 1_524_384_147, "<image>6</image>"),
-        ([(4, 32)], 3_032_434_761, "<image>8</image>"),
-    ],
-    (2, 2): [
-        ([(8, 8)], 2_768_488_061, "<image>6</image>"),
-        ([(8, 8)], 2_768_488_061, "<image>4</image>"),
-    ],
-    (640, 480): [
-        ([(9, 7), *[(9, 7)] * 4], 4_045_489_743, "<image>6</image>[6][6]\n[6][6]"),
-        ([(8, 8), *[(8, 8)] * 4], 864_611_112, "<image>4</image>[4][4]\n[4][4]"),
-    ],
-    (50, 25): [
-        ([(11, 6), *[(8, 8)] * 2], 2_088_097_840, "<image>6</image>[6]\n[6]"),
-        ([(12, 4), *[(8, 8)] * 2], 1_932_941_564, "<image>3</image>[4]\n[4]"),
-    ],
-    (25, 50): [
-        ([(6, 11), *[(8, 8)] * 2], 430_183_041, "<image>6</image>[6][6]"),
-        ([(4, 12), *[(8, 8)] * 2], 253_290_120, "<image>3</image>[4][4]"),
-    ],
-    (96, 32): [
-        ([(14, 4), *[(8, 8)] * 3], 3_170_997_880, "<image>6</image>[6]\n[6]\n[6]"),
-        ([(12, 4), *[(8, 8)] * 3], 953_820_754, "<image>3</image>[4]\n[4]\n[4]"),
-    ],
-    (72, 57): [
-        ([(9, 7), *[(9, 7)] * 4], 1_911_752_854, "<image>6</image>[6][6]\n[6][6]"),
-        ([(8, 8), *[(8, 8)] * 4], 2_406_185_608, "<image>4</image>[4][4]\n[4][4]"),
     ],
 }  # fmt: skip
 
@@ -201,7 +165,9 @@ def test_greedy_answers_are_those_of_the_judge(
             found = np.concatenate([span.embeds for span in prompt.embeds])
             assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
         answer = model.greedy(list(prompt.token_ids), vision.entry.image_token_id, embeds, 40)
-        assert_answers(engine, images, prompt.embeds, answer)
+        for drafter in (None, "draft", "suffix"):
+            result = engine.generate(asking(*images), drafter=drafter, max_new_tokens=40, ignore_eos=True)
+            assert result.token_ids == answer
         answers.add(tuple(answer))
     assert len(answers) == 4  # the images are seen
     chat = engine.chat()  # an image has its number in the conversation, not in its message

@@ -18,6 +18,7 @@ import outrider
 from exports import content
 from heads import HEAD_SIZE, HEADS, HIDDEN, TOKENS, VOCAB, tensors_of, write_head
 from onnx_decoder import decoder
+from onnx_runs import run_onnx
 from outrider.bundle import Bundle
 from outrider.bundle.hashes import list_files
 from outrider.bundle.manifest import Geometry, write_manifest
@@ -32,7 +33,7 @@ from outrider_export.onnx.files import OnnxWeights, load
 from outrider_export.onnx.matrices import dequantise
 from toys import load_toy
 
-IDS = np.arange(3, 27)[None]
+IDS = [*range(3, 27)]
 
 
 @pytest.fixture(scope="module")
@@ -45,18 +46,6 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     main = msgspec.structs.replace(made.manifest.main, geometry=geometry)
     write_manifest(folder, msgspec.structs.replace(made.manifest, main=main, files=list_files(folder)))
     return outrider.read_bundle(made.folder)
-
-
-def run(path: Path, names: list[str]) -> list[Any]:
-    """Outputs of a model for `IDS` after an empty cache, without the batch."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 3
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    inputs: dict[str, Any] = {"input_ids": IDS, "attention_mask": np.ones_like(IDS)}
-    for port in session.get_inputs():
-        if port.name.startswith("past_key_values"):
-            inputs[port.name] = np.zeros((1, port.shape[1], 0, port.shape[3]), dtype=np.float32)
-    return [values[0] for values in session.run(names, inputs)]
 
 
 def tap(bundle: Bundle, names: list[str], to: Path) -> Path:
@@ -76,10 +65,10 @@ def tap(bundle: Bundle, names: list[str], to: Path) -> Path:
 def test_hidden_states_are_found_and_change_no_bits(toy: Bundle, tmp_path: Path) -> None:
     names = ["hidden_states.0", "hidden_states.1", "hidden_states.2", "last_hidden_state"]
     path = tap(toy, names, tmp_path / "tapped")
-    first, _, third, last, logits = run(path, [*names, "logits"])
-    np.testing.assert_array_equal(logits, run(toy.folder / "main" / "model.onnx", ["logits"])[0])
+    first, _, third, last, logits = run_onnx(path, IDS, *names, "logits")
+    np.testing.assert_array_equal(logits, run_onnx(toy.folder / "main" / "model.onnx", IDS)[0])
     weights = OnnxWeights(load(path), path.parent)
-    np.testing.assert_array_equal(first, weights.read("embedding")[IDS[0]])
+    np.testing.assert_array_equal(first, weights.read("embedding")[IDS])
     normed = third / np.sqrt((third**2).mean(-1, keepdims=True) + 1e-6) * weights.read("final_norm.weight")
     np.testing.assert_allclose(last, normed, atol=1e-5)
     np.testing.assert_allclose(logits, last @ weights.read("lm_head"), atol=1e-4)
@@ -94,11 +83,11 @@ def test_hidden_states_of_a_converted_model_are_those_of_torch(
     path = tap(bundle, names, tmp_path / "tapped")
     model = AutoModelForCausalLM.from_pretrained(tied, dtype=torch.float32)
     with torch.no_grad():
-        known = model(torch.from_numpy(IDS), output_hidden_states=True).hidden_states
-    *found, logits = run(path, [*names, "logits"])
+        known = model(torch.tensor([IDS]), output_hidden_states=True).hidden_states
+    *found, logits = run_onnx(path, IDS, *names, "logits")
     for here, there in zip(found, known, strict=True):
         assert np.abs(here - there[0].numpy()).max() < (1e-4 if weights == "fp32" else 0.02) * there.abs().max()
-    np.testing.assert_array_equal(logits, run(bundle.folder / "main" / "model.onnx", ["logits"])[0])
+    np.testing.assert_array_equal(logits, run_onnx(bundle.folder / "main" / "model.onnx", IDS)[0])
 
 
 def test_another_form_is_refused_and_the_bundle_stays(tmp_path: Path) -> None:
@@ -156,14 +145,6 @@ def test_drafters_share_the_matrices_of_a_converted_model(tied: Path, convert: A
     answers = [engine.generate("The quick brown fox", drafter=name, **options) for name in (None, kind)]
     assert answers[0].token_ids == answers[1].token_ids
     assert answers[1].stats.num_draft_tokens > 0
-
-
-def test_an_export_takes_a_drafter(tied: Path, convert: Any, tmp_path: Path) -> None:
-    head = write_head(tmp_path / "head", "medusa")
-    bundle = convert(tied, head, format="onnx")[0]
-    (drafter,) = bundle.manifest.drafters
-    assert (drafter.kind, drafter.model.format, drafter.features) == ("medusa", "openvino", ("last_hidden_state",))
-    assert run(bundle.model_path(bundle.manifest.main), ["last_hidden_state"])[0].shape == (24, 64)
 
 
 @pytest.mark.slow

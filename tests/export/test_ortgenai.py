@@ -1,8 +1,5 @@
 """onnxruntime-genai as a mode of `outrider bench`, on ONNX models that its own builder writes."""
 
-import json
-import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from onnx_runs import run_onnx
 from outrider.bundle import Bundle
 from outrider.config import Config, GenerationConfig
 from outrider.errors import OptionError
-from outrider.version import __version__
 from outrider_bench.modes.make import load_modes
 from outrider_bench.modes.mode import Run
-from outrider_bench.modes.peers.link import link
 from outrider_bench.modes.setup import Setup
-from outrider_bench.setting import describe_runtimes, describe_versions
 from outrider_export import import_bundle
 
 og = pytest.importorskip("onnxruntime_genai")
@@ -71,14 +66,9 @@ def generators(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def greedy(folder: Path, num_tokens: int, banned: tuple[int, ...] = EOS) -> list[int]:
     """What onnxruntime says with the builder's own file, all tokens read anew at every step."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
-    empty = {i.name: np.zeros((1, 2, 0, 16), np.float32) for i in session.get_inputs() if i.name.startswith("past")}
     token_ids = list(PROMPT)
     for _ in range(num_tokens):
-        inputs = {"input_ids": np.array([token_ids]), "attention_mask": np.ones((1, len(token_ids)), np.int64)}
-        logits = session.run(["logits"], inputs | empty)[0][0, -1]
+        logits = run_onnx(folder / "model.onnx", token_ids)[0][-1]
         logits[list(banned)] = -np.inf
         token_ids.append(int(logits.argmax()))
     return token_ids[len(PROMPT) :]
@@ -131,22 +121,6 @@ def test_an_answer_ends_where_the_bundle_says(setup: Setup, folders: dict[str, P
     )
 
 
-def test_folders_of_its_own_take_the_models_places(
-    setup: Setup, folders: dict[str, Path], generators: list[Any], tmp_path: Path
-) -> None:
-    eager = shutil.copytree(folders["draft"], tmp_path / "eager")
-    config = json.loads((eager / "genai_config.json").read_text(encoding="utf-8"))
-    config["speculative"] = {"ngram_size": 3}
-    (eager / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
-    own = replace(setup, peer_models={"ortgenai": eager})
-    wanted = greedy(folders["draft"], 24)
-    assert wanted != greedy(folders["main"], 24)
-    assert [run(name, own).token_ids for name in ("ortgenai", "ortgenai-draft:3")] == [wanted, wanted]
-    plain, drafting = (generator.get_speculative_stats() for generator in generators)
-    assert plain["rounds"] == 0
-    assert drafting["acceptance_rate"] == 1  # by the bundle's draft model, which is the same
-
-
 def test_a_model_of_another_vocabulary_is_refused(setup: Setup, build: Any) -> None:
     small = build("small", vocab_size=403)
     for key, mode in (("ortgenai", "ortgenai"), ("ortgenai-draft", "ortgenai-draft:3")):
@@ -197,31 +171,3 @@ def test_another_bundle_may_hold_the_draft_model(setup: Setup, bundle: Bundle, f
         load_modes(["ortgenai-draft:3"], alone)
     drafting = replace(alone, config=setup.config.replace(draft_bundle=str(bundle.folder)))
     assert run("ortgenai-draft:3", drafting).token_ids == greedy(folders["main"], 24)
-
-
-def test_links_are_made_where_they_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
-        raise OSError("no links here")
-
-    source = tmp_path / "source"
-    source.write_text("all of it")
-    link(source, tmp_path / "first")
-    assert (tmp_path / "first").samefile(source)
-    monkeypatch.setattr(os, "link", refuse)
-    link(source, tmp_path / "second")
-    assert (tmp_path / "second").samefile(source)
-    monkeypatch.setattr(os, "symlink", refuse)
-    link(source, tmp_path / "third")
-    assert not (tmp_path / "third").samefile(source)
-    assert (tmp_path / "third").read_text() == "all of it"
-    with pytest.raises(OSError, match="absent"):
-        link(tmp_path / "absent", tmp_path / "fourth")
-
-
-def test_versions_are_those_of_the_formats(bundle: Bundle, openvino_bundle: Bundle) -> None:
-    from importlib.metadata import version
-
-    assert describe_runtimes(["onnx"]) == {"outrider": __version__, "onnxruntime": version("onnxruntime")}
-    assert list(describe_runtimes(["onnx", "openvino"])) == ["outrider", "openvino", "onnxruntime"]
-    assert "onnxruntime" in describe_versions([bundle.manifest.main])
-    assert "onnxruntime" not in describe_versions([openvino_bundle.manifest.main])

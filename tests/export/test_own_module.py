@@ -80,16 +80,6 @@ def test_it_comes_along(exported: tuple[Bundle, list[str]], capsys: pytest.Captu
     assert "proposes 200 of its tokens" in " ".join(shown.split())
 
 
-@pytest.mark.slow
-def test_auto_is_this_drafter(exported: tuple[Bundle, list[str]]) -> None:
-    with outrider.load(exported[0].folder, cache_size=0.02) as engine:
-        assert engine.bundled_drafters == ("mtp",)
-        plain = engine.generate(PROMPT, drafter=None, **ANSWER)
-        drafted = engine.generate(PROMPT, drafter="mtp", num_assistant_tokens=3, **ANSWER)
-        assert drafted.token_ids == plain.token_ids == engine.generate(PROMPT, **ANSWER).token_ids
-        assert drafted.stats.num_draft_tokens > 3
-
-
 def test_it_can_be_left_out(main: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saved, "FOLDER", tmp_path / "cache")
     with_it, without = cached_bundle(main, progress=Recorder()), cached_bundle(main, "none", progress=Recorder())

@@ -165,20 +165,6 @@ def test_long_texts_are_not_cut(rebuilt: dict[str, Any]) -> None:
     assert converted.encode(text).input_ids.data[0].tolist() == original.encode(text).ids
 
 
-def test_user_defined_tokens_are_part_of_the_text(rebuilt: dict[str, Any]) -> None:
-    converted = rebuilt["qwen2"][2]
-    ids = converted.encode("<tool_call>{}<|im_end|>").input_ids.data[0].tolist()
-    assert converted.decode(ids) == "<tool_call>{}"
-
-
-def test_chat_template_and_special_tokens(rebuilt: dict[str, Any]) -> None:
-    converted = rebuilt["qwen2"][2]
-    text = converted.apply_chat_template([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
-    assert text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    assert converted.get_eos_token_id() == 402
-    assert converted.get_pad_token_id() == 400
-
-
 def test_bos_token_is_added_where_the_file_says_so(make_checkpoint: Any, make_gguf: Any, tmp_path: Path) -> None:
     keys = {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": 401}
     write_tokenizer(read_header(make_gguf("bos", make_checkpoint("plain"), metadata=keys)), tmp_path)

@@ -1,141 +1,318 @@
-"""Models that read images: exported, and compared with transformers' own generation."""
+"""Models that read images: exported, and compared with Transformers' own processors, features and generation."""
 
+import functools
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import outrider
-from outrider.inputs.vision import cut_into_tiles, read_image
+from assistants import Assistant, config_of, write_assistant
+from outrider.inputs.vision import VisionEncoder, cut_into_tiles, image_text, read_image
 from outrider_export import export_bundle
-from tiny_vision import NUM_TOKENS, asking, picture, vision_tokenizer, write_vision_checkpoint
+from outrider_export.bundles.drafters import add_drafter
+from outrider_export.describe.direct_vision import direct_vision_of
+from outrider_export.describe.encoder_decoder import vocabulary_of
+from outrider_export.describe.geometry import geometry_of_config
+from outrider_export.describe.vision import vision_of
+from outrider_export.direct.describe import describe
+from outrider_export.direct.rope import axes_of
+from outrider_export.direct.vision_encoder import write_encoder
+from outrider_export.sources.source import read_config
+from tiny_vision import FAMILIES, NUM_TOKENS, asking, picture, vision_tokenizer, write_vision_checkpoint
 
-Image: Any = pytest.importorskip("PIL.Image", reason="the extra [vision]")
-PICTURES = {"tall": picture(0), "wide": picture(1, 20, 50), "square": picture(2, 16, 16), "thin": picture(3, 90, 4)}
+pytest.importorskip("PIL.Image", reason="the extra [vision]")
+from vision_judges import Judge, have_pillow_resize
 
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("smolvlm") / "tiny"
-    write_vision_checkpoint(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def draft(make_checkpoint: Any) -> Path:
-    """A model of text with the same vocabulary."""
-    folder: Path = make_checkpoint("draft-of-vision", tokenizer=vision_tokenizer(), vocab_size=NUM_TOKENS, seed=4)
-    return folder
+PICTURES = [picture(0, 40, 31), picture(1, 20, 75), picture(2, 8, 8), picture(3, 90, 120), picture(4, 64, 17)]
+TORCH = ("smolvlm", "internvl")  # whose encoders are converted with PyTorch
 
 
 @pytest.fixture(scope="module")
-def processor(checkpoint: Path) -> Any:
-    from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """`checkpoint("smolvlm")`: a folder, to be read only."""
+    root = tmp_path_factory.mktemp("vision")
 
-    return SmolVLMImageProcessorPil.from_pretrained(checkpoint)
+    @functools.cache
+    def make(family: str) -> Path:
+        write_vision_checkpoint(root / family, family)
+        return root / family
+
+    return make
 
 
-@pytest.fixture(scope="module")
-def engine(convert: Any, checkpoint: Path, draft: Path) -> outrider.Engine:
-    bundle, _ = convert(checkpoint, draft, weights="fp32", draft_weights="fp32")
-    return outrider.load(bundle.folder, precision="f32", cache_size=0.05, keep_records=False)
+def entry_of(folder: Path) -> Any:
+    config = read_config(folder)
+    vocabulary = vocabulary_of(folder, config)
+    return vision_of(folder, config, "int4", vocabulary) or direct_vision_of(folder, "int4", vocabulary)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PICTURES)
-def test_greedy_answers_are_those_of_transformers(
-    engine: outrider.Engine, checkpoint: Path, processor: Any, name: str
+def num_places(text: str, entry: Any) -> int:
+    """How many tokens of images a text has."""
+    return text.count(getattr(entry, "soft_token", "") or entry.image_token)
+
+
+def change_json(path: Path, **changes: Any) -> None:
+    """Change keys of a JSON file. None takes one out."""
+    content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    content = {key: value for key, value in (content | changes).items() if value is not None}
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "family", ["smolvlm", "internvl", "gemma3_crops", "gemma4", "qwen3_vl", "mistral3", "llava_next", "lfm2_vl"]
+)
+def test_pixels_and_tokens_are_those_of_transformers(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import torch
-    from transformers import SmolVLMForConditionalGeneration
-
-    model = SmolVLMForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
-    vision: Any = engine.vision
-    prompt = vision.prompt(asking(PICTURES[name]), engine.tokenizer)
-    seen = processor([Image.fromarray(PICTURES[name])], return_tensors="pt", return_row_col_info=True)
-    tiles = cut_into_tiles(read_image(PICTURES[name]), vision.entry)
-    assert [tiles.rows, tiles.columns] == [seen["rows"][0][0], seen["cols"][0][0]]
-    assert (tiles.pixels == seen["pixel_values"][0].numpy()).all()
-    embeds = model.model.get_image_features(seen["pixel_values"]).pooler_output.detach().numpy()
-    assert np.abs(np.stack([span.embeds for span in prompt.embeds]) - embeds).max() < 1e-4 * np.abs(embeds).max()
-    ids = torch.tensor([prompt.token_ids])
-    expected = model.generate(
-        input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=seen["pixel_values"],
-        pixel_attention_mask=seen["pixel_attention_mask"], do_sample=False, max_new_tokens=20, eos_token_id=-1,
-    )  # fmt: skip
-    for drafter in (None, "suffix", "draft"):
-        result = engine.generate(asking(PICTURES[name]), drafter=drafter, max_new_tokens=20, ignore_eos=True)
-        assert result.token_ids == expected[0, len(prompt.token_ids) :].tolist()
+    have_pillow_resize(monkeypatch)
+    judge, rng = Judge(tmp_path / family, family), np.random.default_rng(0)
+    entry, images = entry_of(judge.folder), [*PICTURES]
+    images += [picture(seed, *rng.integers(40, 200, 2)) for seed in range(10)]
+    counts = set()
+    for image in images:
+        seen = judge.seen([image], entry)
+        tiles = cut_into_tiles(read_image(image), entry)
+        assert tiles.pixels.shape == seen.pixels[0].shape
+        assert (tiles.pixels == seen.pixels[0]).all()
+        if seen.texts:
+            assert image_text(tiles, entry) == seen.texts[0]
+        assert num_places(image_text(tiles, entry), entry) == sum(tiles.lengths)
+        counts.add(sum(tiles.lengths))
+    assert len(counts) > 2
 
 
 @pytest.mark.slow
-def test_prompts_are_those_of_transformers(engine: outrider.Engine, checkpoint: Path, processor: Any) -> None:
-    """The chat template's text, with the tokens of images in place; SmolVLM's and Idefics3's processors alike."""
-    from transformers import AutoTokenizer
-    from transformers.models.idefics3.processing_idefics3 import get_image_prompt_string
-
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+@pytest.mark.parametrize("family", [*FAMILIES, "gemma4_unified"])
+def test_greedy_answers_are_those_of_transformers(
+    family: str, convert: Any, make_checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With embeddings that are theirs, and each drafter; images are read once, and encoders in 8 bits are near."""
+    have_pillow_resize(monkeypatch)
+    judge, known = Judge(tmp_path / "tiny", family), family.removesuffix("_unified")
+    judge.load()
+    names = ["draft"]
+    if family.startswith("qwen3_5"):  # which has a drafter of its own, that is taken along where none is named
+        bundle, names = convert(judge.folder, weights="fp32", draft_weights="fp32")[0], ["mtp"]
+    else:
+        draft = make_checkpoint(f"draft-of-{known}", tokenizer=vision_tokenizer(known), vocab_size=NUM_TOKENS, seed=4)
+        bundle, _ = convert(judge.folder, draft, weights="fp32", draft_weights="fp32")
+    assert [each.name for each in bundle.manifest.drafters] == names
+    if family.startswith("gemma4"):
+        assistant = Assistant(config_of(SimpleNamespace(config=judge.model.config.text_config), ordered=False))
+        shutil.copytree(bundle.folder, tmp_path / "bundle")
+        bundle = add_drafter(tmp_path / "bundle", write_assistant(tmp_path / "assistant", assistant), weights="fp32")
+        names = [*names, "assistant"]
+    engine = outrider.load(bundle.folder, precision="f32", cache_size=0.05, keep_records=False)
     vision: Any = engine.vision
-    before = [{"role": "system", "content": [{"type": "text", "text": "Be brief."}]}]
-    given = [*PICTURES.values()]
-    text = tokenizer.apply_chat_template([*before, *asking(*given)], tokenize=False, add_generation_prompt=True)
-    for image in given:
-        seen = processor([Image.fromarray(image)], return_tensors="pt", return_row_col_info=True)
-        names = ("<fake_token_around_image>", "<PLACE>", "<global-img>")
-        tokens = get_image_prompt_string(seen["rows"][0][0], seen["cols"][0][0], 4, *names)
-        text = text.replace("<image>", tokens, 1)
-    expected = tokenizer(text.replace("<PLACE>", "<image>"), add_special_tokens=False)["input_ids"]
-    found = vision.prompt([{"role": "system", "content": "Be brief."}, *asking(*given)], engine.tokenizer)
-    assert list(found.token_ids) == expected
+    banned = [*range(NUM_TOKENS - 12, NUM_TOKENS)]  # of images, videos and sounds, in answers
+    options: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, "banned_token_ids": banned}
+    answers = set[tuple[int, ...]]()
+    for given in ([PICTURES[0]], [PICTURES[1]], PICTURES[:1:-2], []):
+        prompt = vision.prompt(asking(*given), engine.tokenizer)
+        seen = judge.seen(given, vision.entry) if given else None
+        if seen is not None:
+            expected, found = judge.embeds(seen), np.concatenate([span.embeds for span in prompt.embeds])
+            assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
+        answer = judge.answer(list(prompt.token_ids), seen, vision.entry.image_token_id, banned)
+        for drafter in (None, *names, "suffix"):
+            result = engine.generate(asking(*given), drafter=drafter, **options)
+            assert result.token_ids == answer
+        for text in ("And so?", "What else?"):  # states are stored where a second one parts from the first
+            again = engine.generate(asking(*given, text=text), max_new_tokens=4, ignore_eos=True)
+        if given and family not in TORCH:
+            assert again.stats.num_cached_tokens >= prompt.embeds[-1].end // 32 * 32 - 32
+        answers.add(tuple(answer))
+    assert len(answers) == 4  # the images are seen
+    engine.close()
+    if family not in TORCH:
+        config = json.loads((judge.folder / "config.json").read_text(encoding="utf-8"))
+        write_encoder(judge.folder, config, vision.entry.layout, tmp_path / "int8", "int8")
+        tiles = cut_into_tiles(read_image(PICTURES[0]), vision.entry)
+        exact, _ = vision.encoder.encode(tiles)
+        rounded, _ = VisionEncoder(tmp_path / "int8" / "openvino_model.xml").encode(tiles)
+        assert np.abs(np.concatenate(rounded) - np.concatenate(exact)).max() < 0.15 * np.abs(exact[0]).max()
 
 
-@pytest.mark.slow
-def test_conversations_keep_their_answers_in_this_layout(engine: outrider.Engine) -> None:
-    chat = engine.chat("Be brief.", max_new_tokens=12, ignore_eos=True)
-    for message in (asking(PICTURES["tall"]), "Why?", asking(PICTURES["wide"], PICTURES["thin"]), "So?"):
-        before, turns = chat.token_ids, chat.turns
-        result = chat.send(message)
-        assert list(chat.turns[-1].token_ids[: len(before)]) == before
-        assert result.stats.num_cached_tokens >= len(before) - 1
-        prompt = chat._layout.prompt(turns, chat.turns[-1].messages)
-        assert engine.generate(prompt, drafter=None, max_new_tokens=12, ignore_eos=True).token_ids == result.token_ids
-    first = engine.generate(chat.messages[:2], max_new_tokens=12, ignore_eos=True)
-    assert first.token_ids == list(chat.turns[0].answer_token_ids)
+IMAGES, PROCESSOR, CONFIG = "preprocessor_config.json", "processor_config.json", "config.json"
 
 
-def test_other_layouts_are_refused(checkpoint: Path, draft: Path, tmp_path: Path) -> None:
-    def copy(name: str, file: str = "config.json", **changes: Any) -> Path:
-        folder = tmp_path / name
-        shutil.copytree(checkpoint, folder)
-        config = json.loads((folder / file).read_text(encoding="utf-8"))
-        (folder / file).write_text(json.dumps(config | changes), encoding="utf-8")
-        return folder
+@pytest.mark.parametrize(("family", "file", "change", "message"), [
+    ("smolvlm", CONFIG, {"architectures": ["LlavaForConditionalGeneration"]}, "holds a LlavaForConditionalGenerat"),
+    ("smolvlm", IMAGES, {"max_image_size": {"longest_edge": 32}}, "prepares images with max_image_size=32, and Outr"),
+    ("smolvlm", IMAGES, {"do_resize": False}, "prepares images with do_resize=False"),
+    ("smolvlm", PROCESSOR, {"image_seq_len": 9}, "prepares images with image_seq_len=9"),
+    ("smolvlm", CONFIG, {"image_token_id": 7}, "has image_token_id=7, and <image> is 404 in its tokenizer"),
+    ("qwen2_5_vl", IMAGES, {"patch_size": 16}, "prepares images with patch_size=16, and Outrider knows"),
+    ("qwen2_5_vl", CONFIG, {"image_token_id": 7}, "has image_token_id=7, and "),
+    ("gemma3", IMAGES, {"image_seq_length": 64}, "prepares images with image_seq_length=64, and Outrider knows"),
+    ("mistral3", IMAGES, {"patch_size": 14}, "prepares images with patch_size=14"),
+    ("llava_next", IMAGES, {"image_grid_pinpoints": [[18, 18]]}, "prepares images with image_grid_pinpoints=..18, 18"),
+    ("lfm2_vl", IMAGES, {"encoder_patch_size": 14}, "prepares images with encoder_patch_size=14"),
+])  # fmt: skip
+def test_images_that_are_prepared_in_another_way_are_refused(
+    family: str, file: str, change: dict[str, Any], message: str, checkpoint: Any, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(checkpoint(family), tmp_path / family)
+    change_json(folder / file, **change)
+    with pytest.raises(outrider.ExportError, match=message) as caught:
+        export_bundle(folder, output=tmp_path / "out")
+    assert "\n" not in str(caught.value)
 
-    images = "preprocessor_config.json"
-    for folder, message in (
-        (
-            copy("llava", architectures=["LlavaForConditionalGeneration"]),
-            "holds a LlavaForConditionalGeneration, whos",
-        ),
-        (
-            copy("tiles", images, max_image_size={"longest_edge": 32}),
-            "prepares images with max_image_size=32, and Outrid",
-        ),
-        (copy("resize", images, do_resize=False), "prepares images with do_resize=False"),
-        (copy("length", "processor_config.json", image_seq_len=9), "prepares images with image_seq_len=9"),
-        (copy("token", image_token_id=7), "has image_token_id=7, and <image> is 404 in its tokenizer"),
-    ):
-        with pytest.raises(outrider.ExportError, match=message) as caught:
-            export_bundle(folder, output=tmp_path / "out")
-        assert "\n" not in str(caught.value)
-    (copy("alone") / images).unlink()
-    (tmp_path / "alone" / "processor_config.json").unlink()
-    with pytest.raises(outrider.ExportError, match="has no preprocessor_config.json"):
-        export_bundle(tmp_path / "alone", output=tmp_path / "out")
+
+@pytest.mark.parametrize("family", ["smolvlm", "qwen2_5_vl", "gemma3", "mistral3", "llava_next", "lfm2_vl"])
+def test_without_a_processor_there_are_no_images(family: str, checkpoint: Any, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint(family), tmp_path / family)
+    for name in (IMAGES, PROCESSOR):
+        (folder / name).unlink(missing_ok=True)
+    if family == "smolvlm":
+        with pytest.raises(outrider.ExportError, match="has no preprocessor_config.json"):
+            entry_of(folder)
+    else:
+        assert entry_of(folder) is None
+
+
+def test_what_reads_images_is_a_main_model_in_openvino(checkpoint: Any, make_checkpoint: Any, tmp_path: Path) -> None:
+    draft = make_checkpoint("draft-of-smolvlm", tokenizer=vision_tokenizer("smolvlm"), vocab_size=NUM_TOKENS, seed=4)
     with pytest.raises(outrider.ExportError, match="the draft model reads text only"):
-        export_bundle(draft, checkpoint, output=tmp_path / "out")
+        export_bundle(draft, checkpoint("smolvlm"), output=tmp_path / "out")
     with pytest.raises(outrider.ExportError, match="'SmolVLMForConditionalGeneration', which is not converted to ONNX"):
-        export_bundle(checkpoint, output=tmp_path / "out", format="onnx")
+        export_bundle(checkpoint("smolvlm"), output=tmp_path / "out", format="onnx")
+
+
+_COLOURS = {"do_convert_rgb": True, "do_normalize": True, "do_rescale": True, "do_resize": True}
+_PINPOINTS = [[384 * rows, 384 * columns] for rows in range(1, 11) for columns in range(1, 10 // rows + 1)][1:]
+_SIGLIP = {
+    "hidden_size": 1152, "image_size": 384, "intermediate_size": 4304, "model_type": "siglip_vision_model",
+    "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14,
+}  # fmt: skip
+# As published: parts of config.json, preprocessor_config.json and processor_config.json, and what becomes of them.
+PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "qwen2_5_vl": (  # the older layout: the text's keys stand beside the others
+        {
+            "text_config": None, "hidden_size": 64, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+            "vision_config": {"patch_size": 14, "fullatt_block_indexes": [7], "window_size": 112},
+        },
+        {"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, "merge_size": 2, "temporal_patch_size": 2},
+        {},
+        {
+            "tile_size": 28, "window": 8, "num_places": 0, "num_parts": 1, "num_pixels": (3136, 4096 * 28**2),
+            "weights": "int8",
+        },
+    ),
+    "gemma3": (
+        {
+            "mm_tokens_per_image": 256, "eos_token_id": [1, 106],
+            "text_config": {
+                "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+                "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+            },
+            "vision_config": {"hidden_size": 1152, "image_size": 896, "patch_size": 14},
+        },
+        {"do_pan_and_scan": None, "image_seq_length": 256, "size": {"height": 896, "width": 896}, "resample": 2},
+        {},
+        {"tile_size": 896, "tokens_per_tile": 256, "both_ways": "all", "weights": "int8"},
+    ),
+    "mistral3": (
+        {
+            "multimodal_projector_bias": False, "projector_hidden_act": "gelu", "spatial_merge_size": 2,
+            "vision_feature_layer": -1,
+            "vision_config": {
+                "head_dim": 64, "hidden_act": "silu", "hidden_size": 1024, "image_size": 1540,
+                "intermediate_size": 4096, "model_type": "pixtral", "num_attention_heads": 16, "num_channels": 3,
+                "num_hidden_layers": 24, "patch_size": 14,
+                "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+            },
+        },
+        {},
+        {
+            "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]", "image_token": "[IMG]",
+            "patch_size": 14, "processor_class": "PixtralProcessor", "spatial_merge_size": 2,
+            "image_processor": _COLOURS | {
+                "data_format": "channels_first", "image_processor_type": "PixtralImageProcessorFast", "resample": 3,
+                "patch_size": 14, "size": {"longest_edge": 1540},
+            },
+        },
+        {"layout": "pixtral", "tile_size": 28, "longest_edge": 1540, "row_token": "[IMG_BREAK]", "patches": 2},
+    ),
+    "llava_next": (
+        {
+            "image_grid_pinpoints": _PINPOINTS, "projector_hidden_act": "gelu", "use_image_newline_parameter": True,
+            "vision_feature_layer": [-24, -20, -12, -1], "vision_config": _SIGLIP,
+        },
+        _COLOURS | {
+            "crop_size": {"height": 384, "width": 384}, "do_center_crop": True, "do_pad": True, "resample": 3,
+            "image_grid_pinpoints": _PINPOINTS, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
+            "image_processor_type": "LlavaNextImageProcessor", "size": {"height": 384, "width": 384},
+        },
+        {
+            "image_token": "<image>", "patch_size": 14, "processor_class": "LlavaNextProcessor",
+            "vision_feature_select_strategy": "full",
+        },
+        {"layout": "llava_next", "tile_size": 384, "tokens_per_tile": 729, "mean": (0.5, 0.5, 0.5)},
+    ),
+    "lfm2_vl": (
+        {
+            "downsample_factor": 2, "projector_bias": True, "projector_hidden_act": "gelu",
+            "projector_hidden_size": 2560,
+            "vision_config": _SIGLIP | {
+                "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-06, "model_type": "siglip2_vision_model",
+                "num_patches": 256, "patch_size": 16, "vision_use_head": False,
+            },
+        },
+        _COLOURS | {
+            "do_image_splitting": True, "downsample_factor": 2, "encoder_patch_size": 16, "max_image_tokens": 256,
+            "image_processor_type": "Lfm2VlImageProcessorFast", "max_num_patches": 1024, "max_pixels_tolerance": 2.0,
+            "max_tiles": 10, "min_image_tokens": 64, "min_tiles": 2, "resample": 2, "tile_size": 512,
+            "use_thumbnail": True,
+        },
+        {},
+        {
+            "layout": "lfm2", "tile_size": 512, "tokens_per_tile": 256, "num_tiles": (2, 10), "num_places": 16,
+            "num_pixels": (65_536, 262_144), "tolerance": 2.0,
+        },
+    ),
+}  # fmt: skip
+
+
+def published(folder: Path, source: Path, family: str) -> Path:
+    """A tiny checkpoint with the configurations that its family is published with."""
+    shutil.copytree(source, folder)
+    config, images, processor, _ = PUBLISHED[family]
+    change_json(folder / CONFIG, **config)
+    for name, content in ((IMAGES, images), (PROCESSOR, processor)):
+        (folder / name).unlink(missing_ok=True)
+        if content:
+            change_json(folder / name, **content)
+    return folder
+
+
+@pytest.mark.parametrize("family", PUBLISHED)
+def test_published_files_are_read(family: str, checkpoint: Any, tmp_path: Path) -> None:
+    entry, expected = entry_of(published(tmp_path / family, checkpoint(family), family)), PUBLISHED[family][-1]
+    assert {key: getattr(entry, key) for key in expected} == expected
+    for size in ((1200, 1600), (300, 400), (64, 2000)):
+        tiles = cut_into_tiles(read_image(picture(0, *size)), entry)
+        assert num_places(image_text(tiles, entry), entry) == sum(tiles.lengths)
+        assert 0 < sum(tiles.lengths) < 11_000
+
+
+def test_what_gemma_3_leaves_out_is_transformers(checkpoint: Any, tmp_path: Path) -> None:
+    folder = published(tmp_path / "gemma3", checkpoint("gemma3"), "gemma3")
+    config = read_config(folder)
+    assert (config["architectures"], config["model_type"]) == (["Gemma3ForCausalLM"], "gemma3_text")
+    decoder = describe(config)
+    assert (decoder.num_heads, decoder.head_size, decoder.windows[:6]) == (8, 256, [*[1024] * 5, 0])
+    assert geometry_of_config(config, folder).logits_width == 262_208
+
+
+def test_axes_have_sections_or_take_turns() -> None:
+    assert axes_of({"mrope_section": [3, 2, 1]}, 6, interleaved=False) == (0, 0, 0, 1, 1, 2)
+    assert axes_of({"mrope_section": [3, 2, 1]}, 6, interleaved=True) == (0, 1, 2, 0, 1, 0)
+    with pytest.raises(ValueError, match=r"sections of RoPE \[3, 2, 1\] for 8 frequencies"):
+        axes_of({"mrope_section": [3, 2, 1]}, 8, interleaved=False)

@@ -203,15 +203,6 @@ def test_drafted_text_is_plain_decoding_s_with_each_adapter(engine: outrider.Eng
     assert len(texts) == 1 + len(NAMES)
 
 
-def test_without_an_adapter_the_text_is_that_of_a_bundle_without_any(engine: outrider.Engine, tiny: Path) -> None:
-    other = outrider.load(tiny, cache_size=0.05)
-    assert other.adapters == ()
-    assert engine.adapters == NAMES
-    for options in ({}, SAMPLED):
-        expected = other.generate(PROMPT, **ANSWER, **options)
-        assert engine.generate(PROMPT, **ANSWER, **options).token_ids == expected.token_ids
-
-
 def test_answers_at_the_same_time_are_those_alone(engine: outrider.Engine) -> None:
     who = (None, *NAMES, "pirate")
     expected = [engine.generate(PROMPT, adapter=name, **ANSWER, **SAMPLED).token_ids for name in who]

@@ -312,15 +312,6 @@ def test_timestamps_change_no_text(listener: Engine) -> None:
     assert [window.token_ids for window in shown.windows] == [window.token_ids for window in hidden.windows]
 
 
-def test_an_encoder_runs_once_a_window(listener: Engine) -> None:
-    """Whatever is asked of a window: its language, its text at several temperatures, whether it is silent."""
-    encoder = listener.main.encoder  # type: ignore[attr-defined]
-    before = encoder.num_runs
-    found = listener.transcribe(tone(1.5), max_new_tokens=20, logprob_threshold=0.0, temperature=(0.0, 0.5))
-    assert encoder.num_runs - before == len(found.windows)
-    assert all(segment.no_speech_prob is not None for segment in found.segments)
-
-
 def test_options_of_requests_are_passed_on(listener: Engine) -> None:
     found = listener.transcribe(tone(0.5), language="en", max_new_tokens=5, logprobs=2)
     logprobs = found.windows[0].logprobs

@@ -335,11 +335,6 @@ def test_drafted_answers_are_those_of_plain_decoding(engine: outrider.Engine, dr
             assert drafted.stats.num_draft_tokens > 0
 
 
-def test_answers_depend_on_the_image(engine: outrider.Engine) -> None:
-    texts = [tuple(answer(engine, asking(picture(seed))).token_ids) for seed in range(4)]
-    assert len({*texts}) > 1
-
-
 def test_requests_at_the_same_time_see_their_own_images(engine: outrider.Engine) -> None:
     prompts = [asking(picture(5)), asking(picture(6)), "What is a fox?", asking(picture(7, 16, 48))]
     for options in ({}, {"temperature": 0.8, "seed": 3}):
@@ -364,22 +359,6 @@ def test_the_prefix_cache_tells_images_apart(seeing: Path) -> None:
             for seed in range(4):  # their answers are not all alike
                 prompt = asking(picture(seed))
                 assert answer(uncached, prompt).token_ids == answer(engine, prompt).token_ids
-
-
-@pytest.mark.slow
-def test_a_further_image_leaves_what_stands_before_it(seeing: Path) -> None:
-    with outrider.load(seeing, precision="f32", cache_size=0.05, keep_records=False, drafter=None) as engine:
-        first = [{"role": "user", "content": asking(picture(11))[0]["content"][:1]}]
-        answer(engine, first)
-        num_read = laid_out(engine, first).embeds[-1].begin + 4
-        for number, more in enumerate((picture(12), picture(13))):
-            asked = asking(picture(11), more)
-            fresh = answer(engine, asked)
-            assert fresh.stats.num_cached_tokens >= num_read + number  # the tokens around the second one are the same
-            assert fresh.stats.num_cached_tokens < laid_out(engine, asked).embeds[-1].begin
-            with outrider.load(seeing, precision="f32", cache_size=0.05, enable_prefix_caching=False) as uncached:
-                assert answer(uncached, asked).token_ids == fresh.token_ids
-        assert answer(engine, asking(picture(12), picture(11))).stats.num_cached_tokens < num_read / 2
 
 
 # Adapters and drafters
