@@ -1,8 +1,9 @@
-"""Tiny random T5 and Whisper models: exported, and compared with Transformers and with plain decoding."""
+"""Tiny random T5, MarianMT and Whisper models: exported, and compared with Transformers and with plain decoding."""
 
+import functools
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,25 @@ import numpy as np
 import pytest
 
 import outrider
-from encoder_decoders import SAMPLED, cut_decoder, shake_decoder, tone, write_t5, write_wav, write_whisper
+from encoder_decoders import (
+    SAMPLED,
+    cut_decoder,
+    hush_last_layer,
+    shake_decoder,
+    shake_encoder,
+    tone,
+    write_marian,
+    write_t5,
+    write_wav,
+    write_whisper,
+)
+from outrider.bundle.fit import check_fit
 from outrider.cli import run
 from outrider.engine.engine import Engine
 from outrider.errors import BundleError, ExportError, OptionError, OutriderError
 from outrider.inputs.audio import log_mel
 from outrider.types import EncoderSource, Prompt
+from outrider_export import export_bundle
 
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
@@ -25,102 +39,152 @@ TEXTS = (
 )
 
 
-@pytest.fixture(scope="session")
-def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder: Path = tmp_path_factory.mktemp("checkpoints") / "t5"
-    write_t5(folder)
-    return folder
+def distil(model: Any) -> None:
+    """As Distil-Whisper is one: fewer layers in the decoder."""
+    hush_last_layer(model)
+    cut_decoder(model)
 
 
-@pytest.fixture(scope="session")
-def t5_draft(t5: Path) -> Path:
-    """The same encoder, and a decoder that is a little different."""
-    write_t5(folder := t5.with_name("t5-draft"), change=shake_decoder)
-    return folder
+def distil_all(model: Any) -> None:
+    distil(model)
+    shake_encoder(model)
 
 
-@pytest.fixture(scope="session")
-def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder: Path = tmp_path_factory.mktemp("checkpoints") / "whisper"
-    write_whisper(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def reader(convert: Any, t5: Path, t5_draft: Path) -> Iterator[Engine]:
-    """A T5 with a draft model that has its encoder."""
-    bundle, _ = convert(t5, t5_draft, weights="fp32", draft_weights="fp32")
-    with outrider.load(bundle.folder) as engine:
-        yield engine
+# Of each pair: how a checkpoint is written, and what is changed in the main and the draft model.
+PAIRS: dict[str, tuple[Callable[..., None], Any, Any]] = {
+    "t5": (write_t5, None, shake_decoder),
+    "marian": (write_marian, None, shake_decoder),
+    "whisper": (write_whisper, hush_last_layer, distil),
+    "whisper, another encoder": (write_whisper, hush_last_layer, distil_all),
+}
 
 
 @pytest.fixture(scope="module")
-def listener(convert: Any, whisper: Path) -> Iterator[Engine]:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`checkpoint("t5", draft=True)`: a folder, to be read only."""
+    root = tmp_path_factory.mktemp("checkpoints")
+
+    @functools.cache
+    def make(pair: str, *, draft: bool = False) -> Path:
+        write, change, of_draft = PAIRS[pair]
+        folder: Path = root / (f"{pair.replace(', another ', '-')}-draft" if draft else pair.split(",")[0])
+        if not folder.exists():
+            write(folder, change=of_draft if draft else change)
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def engine_of(convert: Any, checkpoint: Any) -> Iterator[Callable[[str], Engine]]:
+    """`engine_of("t5")`: with a draft model."""
+    made: dict[str, Engine] = {}
+
+    def load(pair: str) -> Engine:
+        if pair not in made:
+            both = checkpoint(pair), checkpoint(pair, draft=True)
+            made[pair] = outrider.load(convert(*both, weights="fp32", draft_weights="fp32")[0].folder)
+        return made[pair]
+
+    yield load
+    for engine in made.values():
+        engine.close()
+
+
+@pytest.fixture
+def reader(engine_of: Any) -> Engine:
+    """A T5."""
+    found: Engine = engine_of("t5")
+    return found
+
+
+@pytest.fixture
+def listener(engine_of: Any) -> Engine:
     """A Whisper."""
-    bundle, _ = convert(whisper, weights="fp32")
-    with outrider.load(bundle.folder) as engine:
-        yield engine
+    found: Engine = engine_of("whisper")
+    return found
 
 
-def drafters_of(engine: Engine) -> list[dict[str, Any]]:
-    return [{"drafter": name, "num_assistant_tokens": n} for name in engine.drafters for n in (1, 3, 8)] + [{}]
-
-
-def test_t5_greedy_is_transformers(reader: Engine, t5: Path) -> None:
+@pytest.mark.parametrize(("pair", "count"), [("t5", 40), ("marian", 511)])
+def test_greedy_is_transformers(engine_of: Any, checkpoint: Any, pair: str, count: int) -> None:
+    """Up to the last of the decoder's positions; without beams, and without the end that is forced there."""
     import torch
-    from transformers import T5ForConditionalGeneration
+    from transformers import AutoModelForSeq2SeqLM
 
-    model = T5ForConditionalGeneration.from_pretrained(t5).eval()
-    different = set()
-    for text in TEXTS:
-        source = reader.tokenizer.encode_prompt(text)
-        expected = model.generate(torch.tensor([source]), max_new_tokens=40, do_sample=False)[0].tolist()[1:]
-        found = reader.generate(text, max_new_tokens=40, drafter=None).token_ids
+    model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint(pair), dtype=torch.float32).eval()
+    engine, different = engine_of(pair), set()
+    options: dict[str, Any] = {"num_beams": 1, "do_sample": False, "forced_eos_token_id": None}
+    for text in TEXTS[:2] if pair == "marian" else TEXTS:
+        source = torch.tensor([engine.tokenizer.encode_prompt(text)])
+        expected = model.generate(source, max_new_tokens=count, **options)[0].tolist()[1:]
+        found = engine.generate(text, max_new_tokens=count, drafter=None).token_ids
         assert found == expected
         different.add(tuple(found))
-    assert len(different) == len(TEXTS)
+    assert len(different) > 1
 
 
-@pytest.mark.parametrize("options", [{}, SAMPLED, SAMPLED | {"repetition_penalty": 1.3}], ids=str)
-def test_t5_drafted_is_plain(reader: Engine, options: dict[str, Any]) -> None:
-    assert reader.main.capabilities.bit_exact_batching
-    accepted = dict.fromkeys(reader.drafters, 0)
-    for text in TEXTS:
-        plain = reader.generate(text, max_new_tokens=80, drafter=None, **options)
-        for drafter in drafters_of(reader):
-            found = reader.generate(text, max_new_tokens=80, **options, **drafter)
-            assert found.token_ids == plain.token_ids
-            assert found.exact
-            if drafter:
-                accepted[drafter["drafter"]] += found.stats.num_accepted_tokens
+@pytest.mark.parametrize("options", [{}, SAMPLED | {"repetition_penalty": 1.3}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("pair", ["t5", "marian"])
+def test_drafted_is_plain(engine_of: Any, pair: str, options: dict[str, Any]) -> None:
+    engine: Engine = engine_of(pair)
+    assert engine.main.capabilities.bit_exact_batching
+    accepted = dict.fromkeys(engine.drafters, 0)
+    for text in TEXTS[:2] if pair == "marian" else TEXTS:
+        plain = engine.generate(text, max_new_tokens=80, drafter=None, **options)
+        assert engine.generate(text, max_new_tokens=80, **options).token_ids == plain.token_ids
+        for name in engine.drafters:
+            for count in (1, 3, 8):
+                given: dict[str, Any] = {"drafter": name, "num_assistant_tokens": count}
+                found = engine.generate(text, max_new_tokens=80, **options, **given)
+                assert found.token_ids == plain.token_ids
+                assert found.exact
+                accepted[name] += found.stats.num_accepted_tokens
     # Random text repeats little: above temperature 0 there may be nothing to copy.
     assert all(count for name, count in accepted.items() if name != "ngram" or not options)
 
 
-def test_one_encoder_is_stored_and_run_once(reader: Engine, convert: Any, t5: Path, t5_draft: Path) -> None:
-    bundle, told = convert(t5, t5_draft, weights="fp32", draft_weights="fp32")
-    assert any("stored and run once" in note for note in told.notes)
-    assert not (bundle.folder / "draft-encoder").exists()
-    main, draft = (reader.loaded[role].backend.encoder for role in ("main", "draft"))  # type: ignore[attr-defined]
-    before = main.num_runs
-    reader.generate(TEXTS[0], max_new_tokens=8, drafter="draft")
-    assert (main.num_runs - before, draft.num_runs) == (1, 0)
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("without_timestamps", [False, True])
+@pytest.mark.parametrize("pair", ["whisper", "whisper, another encoder"])
+def test_drafted_transcripts_are_plain(
+    engine_of: Any, pair: str, without_timestamps: bool, options: dict[str, Any]
+) -> None:
+    """With timestamps, too, by which a window's begin follows from the tokens of the one before."""
+    listener: Engine = engine_of(pair)
+    common: dict[str, Any] = {"without_timestamps": without_timestamps, "max_new_tokens": 60, **options}
+    audio = tone(4 if without_timestamps else 32)
+    plain = listener.transcribe(audio, drafter=None, **common)
+    drafts: list[dict[str, Any]] = [{"drafter": "draft", "num_assistant_tokens": count} for count in (1, 8)]
+    drafts += [{}, *({"drafter": name, "num_assistant_tokens": 3} for name in ("suffix", "ngram"))]
+    for drafter in drafts:
+        found = listener.transcribe(audio, **common, **drafter)
+        assert [each.token_ids for each in found.windows] == [each.token_ids for each in plain.windows]
+        assert (found.language, found.segments, found.text) == (plain.language, plain.segments, plain.text)
+        assert all(window.exact for window in found.windows)
+        if drafter.get("drafter") == "draft":
+            assert sum(window.stats.num_accepted_tokens for window in found.windows)
 
 
-def test_another_encoder_is_run_beside_the_main_models(convert: Any, t5: Path) -> None:
-    """In int8, where the backend says what was measured."""
-    write_t5(other := t5.with_name("t5-other"), seed=5, change=cut_decoder)
-    bundle, told = convert(t5, other, weights="int8", draft_weights="int8")
-    assert any("an encoder of its own" in note for note in told.notes)
-    assert (bundle.folder / "draft-encoder" / "openvino_model.xml").is_file()
-    with outrider.load(bundle.folder) as engine:
-        main = engine.loaded["main"].backend
-        assert main.exactness.differences
-        assert main.exactness.holds == main.capabilities.bit_exact_batching
-        plain = engine.generate(TEXTS[0], max_new_tokens=30, drafter=None)
-        drafted = engine.generate(TEXTS[0], max_new_tokens=30, drafter="draft")
-        assert drafted.token_ids == plain.token_ids or not plain.exact
-        assert engine.loaded["draft"].backend.encoder.num_runs == 1  # type: ignore[attr-defined]
+@pytest.mark.parametrize("pair", PAIRS)
+def test_one_encoder_is_stored_and_run_once_and_another_beside_it(
+    engine_of: Any, checkpoint: Any, convert: Any, pair: str
+) -> None:
+    both = checkpoint(pair), checkpoint(pair, draft=True)
+    bundle, told = convert(*both, weights="fp32", draft_weights="fp32")
+    is_shared = "another" not in pair
+    assert any("stored and run once" in note for note in told.notes) == is_shared
+    assert (bundle.folder / "draft-encoder").exists() != is_shared
+    engine = engine_of(pair)
+    main, draft = (engine.loaded[role].backend.encoder for role in ("main", "draft"))
+    before = main.num_runs, draft.num_runs
+    if "whisper" in pair:  # the language's request is another one
+        options: dict[str, Any] = {"max_new_tokens": 8, "without_timestamps": True, "temperature": (0.0, 0.5)}
+        count = len(engine.transcribe(tone(40), drafter="draft", **options).windows)
+        assert count == 2
+    else:
+        count = 1
+        engine.generate(TEXTS[0], max_new_tokens=8, drafter="draft")
+    assert (main.num_runs - before[0], draft.num_runs - before[1]) == (count, 0 if is_shared else count)
 
 
 def test_copies_come_from_the_source(reader: Engine) -> None:
@@ -168,7 +232,7 @@ def test_whisper_features_are_transformers() -> None:
 
 
 @pytest.mark.parametrize("without_timestamps", [False, True])
-def test_whisper_greedy_is_transformers(listener: Engine, whisper: Path, without_timestamps: bool) -> None:
+def test_whisper_greedy_is_transformers(listener: Engine, checkpoint: Any, without_timestamps: bool) -> None:
     """Token by token, as Transformers' own loop begins again after a timestamp, which a random model says anyway."""
     import torch
     from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
@@ -178,7 +242,7 @@ def test_whisper_greedy_is_transformers(listener: Engine, whisper: Path, without
         WhisperTimeStampLogitsProcessor,
     )
 
-    model = WhisperForConditionalGeneration.from_pretrained(whisper).eval()
+    model = WhisperForConditionalGeneration.from_pretrained(checkpoint("whisper")).eval()
     config, encoder = model.generation_config, listener.bundle.manifest.main.encoder
     assert encoder is not None
     assert encoder.audio is not None
@@ -190,7 +254,9 @@ def test_whisper_greedy_is_transformers(listener: Engine, whisper: Path, without
         *([] if without_timestamps else [WhisperTimeStampLogitsProcessor(config, begin_index=len(begin))]),
     ]
     samples = tone(7.3)
-    features = WhisperFeatureExtractor.from_pretrained(whisper)(samples, sampling_rate=16_000, return_tensors="pt")
+    features = WhisperFeatureExtractor.from_pretrained(checkpoint("whisper"))(
+        samples, sampling_rate=16_000, return_tensors="pt"
+    )
     options: dict[str, Any] = {"language": "de", "task": "translate", "max_new_tokens": 60, "drafter": None}
     options |= {"without_timestamps": without_timestamps, "temperature": 0.0}
     found = listener.transcribe(samples, **options).windows[0].token_ids
@@ -267,9 +333,8 @@ def test_inspect_says_which_encoder(reader: Engine, listener: Engine, capsys: py
     assert "16,000 Hz" in " ".join(capsys.readouterr().out.split())
 
 
-def test_what_cannot_be_exported_is_said(t5: Path, whisper: Path, tied: Path, tmp_path: Path) -> None:
-    from outrider_export import export_bundle
-
+def test_what_cannot_be_exported_is_said(checkpoint: Any, tied: Path, tmp_path: Path) -> None:
+    t5, whisper = checkpoint("t5"), checkpoint("whisper")
     for sources, options, message in (
         ((t5,), {"format": "onnx"}, "'T5ForConditionalGeneration', which is not converted to ONNX"),
         ((t5, tied), {}, "no encoder-decoder model"),
@@ -282,11 +347,12 @@ def test_what_cannot_be_exported_is_said(t5: Path, whisper: Path, tied: Path, tm
     shutil.copytree(whisper, tmp_path / "bare", ignore=shutil.ignore_patterns("preprocessor_config.json"))
     with pytest.raises(ExportError, match=r"preprocessor_config\.json"):
         export_bundle(tmp_path / "bare", output=tmp_path / "out")
+    write_whisper(tmp_path / "wide", num_mel_bins=128)
+    with pytest.raises(ExportError, match="cannot draft for whisper: it reads other audio features"):
+        export_bundle(whisper, tmp_path / "wide", output=tmp_path / "out")
 
 
 def test_a_bundle_without_its_encoder_is_refused(reader: Engine) -> None:
-    from outrider.bundle.fit import check_fit
-
     manifest = reader.bundle.manifest
     files = tuple(entry for entry in manifest.files if not entry.path.startswith("encoder/"))
     with pytest.raises(BundleError, match="lists no encoder/"):

@@ -24,12 +24,13 @@ from outrider_export.direct.describe import describe
 from outrider_export.direct.rope import axes_of
 from outrider_export.direct.vision_encoder import write_encoder
 from outrider_export.sources.source import read_config
-from tiny_vision import FAMILIES, NUM_TOKENS, asking, picture, vision_tokenizer, write_vision_checkpoint
+from tiny_vision import FAMILIES, NUM_TOKENS, asking, picture
 
 pytest.importorskip("PIL.Image", reason="the extra [vision]")
-from vision_judges import Judge, have_pillow_resize
+from vision_judges import have_pillow_resize, judge_of, tokenizer_of
 
 PICTURES = [picture(0, 40, 31), picture(1, 20, 75), picture(2, 8, 8), picture(3, 90, 120), picture(4, 64, 17)]
+MINICPM = ("minicpm 2.6", "minicpm 4.5", "minicpm 4.6")
 TORCH = ("smolvlm", "internvl")  # whose encoders are converted with PyTorch
 
 
@@ -40,8 +41,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
     @functools.cache
     def make(family: str) -> Path:
-        write_vision_checkpoint(root / family, family)
-        return root / family
+        found: Path = judge_of(root / family, family).folder
+        return found
 
     return make
 
@@ -71,7 +72,7 @@ def test_pixels_and_tokens_are_those_of_transformers(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     have_pillow_resize(monkeypatch)
-    judge, rng = Judge(tmp_path / family, family), np.random.default_rng(0)
+    judge, rng = judge_of(tmp_path / family, family), np.random.default_rng(0)
     entry, images = entry_of(judge.folder), [*PICTURES]
     images += [picture(seed, *rng.integers(40, 200, 2)) for seed in range(10)]
     counts = set()
@@ -88,19 +89,19 @@ def test_pixels_and_tokens_are_those_of_transformers(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [*FAMILIES, "gemma4_unified"])
+@pytest.mark.parametrize("family", [*FAMILIES, "gemma4_unified", *MINICPM])
 def test_greedy_answers_are_those_of_transformers(
     family: str, convert: Any, make_checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With embeddings that are theirs, and each drafter; images are read once, and encoders in 8 bits are near."""
     have_pillow_resize(monkeypatch)
-    judge, known = Judge(tmp_path / "tiny", family), family.removesuffix("_unified")
+    judge, known = judge_of(tmp_path / "tiny", family), family.removesuffix("_unified")
     judge.load()
     names = ["draft"]
     if family.startswith("qwen3_5"):  # which has a drafter of its own, that is taken along where none is named
         bundle, names = convert(judge.folder, weights="fp32", draft_weights="fp32")[0], ["mtp"]
     else:
-        draft = make_checkpoint(f"draft-of-{known}", tokenizer=vision_tokenizer(known), vocab_size=NUM_TOKENS, seed=4)
+        draft = make_checkpoint(f"draft-of-{known}", tokenizer=tokenizer_of(known), vocab_size=NUM_TOKENS, seed=4)
         bundle, _ = convert(judge.folder, draft, weights="fp32", draft_weights="fp32")
     assert [each.name for each in bundle.manifest.drafters] == names
     if family.startswith("gemma4"):
@@ -154,6 +155,9 @@ IMAGES, PROCESSOR, CONFIG = "preprocessor_config.json", "processor_config.json",
     ("mistral3", IMAGES, {"patch_size": 14}, "prepares images with patch_size=14"),
     ("llava_next", IMAGES, {"image_grid_pinpoints": [[18, 18]]}, "prepares images with image_grid_pinpoints=..18, 18"),
     ("lfm2_vl", IMAGES, {"encoder_patch_size": 14}, "prepares images with encoder_patch_size=14"),
+    ("minicpm 4.5", IMAGES, {"slice_start": "<part>"}, "prepares images with slice_start=<part>"),
+    ("minicpm 4.5", CONFIG, {"version": 2.5}, "a MiniCPMV, whose images are laid out in a way"),
+    ("minicpm 4.6", IMAGES, {"downsample_mode": "4x"}, "prepares images with downsample_mode="),
 ])  # fmt: skip
 def test_images_that_are_prepared_in_another_way_are_refused(
     family: str, file: str, change: dict[str, Any], message: str, checkpoint: Any, tmp_path: Path
@@ -165,7 +169,9 @@ def test_images_that_are_prepared_in_another_way_are_refused(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("family", ["smolvlm", "qwen2_5_vl", "gemma3", "mistral3", "llava_next", "lfm2_vl"])
+@pytest.mark.parametrize(
+    "family", ["smolvlm", "qwen2_5_vl", "gemma3", "mistral3", "llava_next", "lfm2_vl", *MINICPM[1:]]
+)
 def test_without_a_processor_there_are_no_images(family: str, checkpoint: Any, tmp_path: Path) -> None:
     folder = shutil.copytree(checkpoint(family), tmp_path / family)
     for name in (IMAGES, PROCESSOR):
@@ -178,7 +184,7 @@ def test_without_a_processor_there_are_no_images(family: str, checkpoint: Any, t
 
 
 def test_what_reads_images_is_a_main_model_in_openvino(checkpoint: Any, make_checkpoint: Any, tmp_path: Path) -> None:
-    draft = make_checkpoint("draft-of-smolvlm", tokenizer=vision_tokenizer("smolvlm"), vocab_size=NUM_TOKENS, seed=4)
+    draft = make_checkpoint("draft-of-smolvlm", tokenizer=tokenizer_of("smolvlm"), vocab_size=NUM_TOKENS, seed=4)
     with pytest.raises(outrider.ExportError, match="the draft model reads text only"):
         export_bundle(draft, checkpoint("smolvlm"), output=tmp_path / "out")
     with pytest.raises(outrider.ExportError, match="'SmolVLMForConditionalGeneration', which is not converted to ONNX"):
@@ -191,6 +197,7 @@ _SIGLIP = {
     "hidden_size": 1152, "image_size": 384, "intermediate_size": 4304, "model_type": "siglip_vision_model",
     "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14,
 }  # fmt: skip
+_WIDE = _SIGLIP | {"image_size": 980}
 # As published: parts of config.json, preprocessor_config.json and processor_config.json, and what becomes of them.
 PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "qwen2_5_vl": (  # the older layout: the text's keys stand beside the others
@@ -275,6 +282,45 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[
         {
             "layout": "lfm2", "tile_size": 512, "tokens_per_tile": 256, "num_tiles": (2, 10), "num_places": 16,
             "num_pixels": (65_536, 262_144), "tolerance": 2.0,
+        },
+    ),
+    "minicpm 4.5": (
+        {
+            "batch_3d_resampler": True, "batch_vision_input": True, "drop_vision_last_layer": False,
+            "image_size": 448, "patch_size": 14, "query_num": 64, "version": 4.5, "slice_mode": True,
+            "slice_config": {"max_slice_nums": 9, "model_type": "minicpmv", "patch_size": 14},
+            "vision_config": _WIDE | {"model_type": "siglip"},
+        },
+        {
+            "im_end": "</image>", "im_id_end": "</image_id>", "im_id_start": "<image_id>", "im_start": "<image>",
+            "image_feature_size": 64, "image_processor_type": "MiniCPMVImageProcessor", "max_slice_nums": 9,
+            "norm_mean": [0.5, 0.5, 0.5], "norm_std": [0.5, 0.5, 0.5], "patch_size": 14, "scale_resolution": 448,
+            "slice_end": "</slice>", "slice_mode": True, "slice_start": "<slice>", "unk": "<unk>",
+            "use_image_id": True, "version": 4.5,
+        },
+        {},
+        {
+            "layout": "minicpm", "tile_size": 14, "tokens_per_tile": 64, "longest_edge": 448, "num_tiles": (1, 9),
+            "image_token": "<unk>", "numbered": True, "num_places": 70,
+        },
+    ),
+    "minicpm 4.6": (
+        {
+            "drop_vision_last_layer": False, "image_size": 1120, "insert_layer_id": 6, "tie_word_embeddings": True,
+            "vision_config": _WIDE | {
+                "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-06, "model_type": "minicpmv4_6_vision",
+                "num_channels": 3,
+            },
+        },
+        _COLOURS | {
+            "downsample_mode": "16x", "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
+            "image_processor_type": "MiniCPMV4_6ImageProcessor", "max_slice_nums": 9, "patch_size": 14,
+            "resample": 3, "scale_resolution": 448, "slice_mode": True, "use_image_id": True,
+        },
+        {},
+        {
+            "layout": "minicpm4_6", "tile_size": 28, "tokens_per_tile": 64, "longest_edge": 448, "patches": 2,
+            "image_token": "<|image_pad|>", "numbered": True, "num_places": 70,
         },
     ),
 }  # fmt: skip

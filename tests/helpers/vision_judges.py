@@ -18,8 +18,10 @@ import torch
 from PIL import Image
 
 from gemma4_unified import unify
+from minicpm import RECORDED, minicpm_tokenizer, parts_of, write_minicpm_checkpoint
+from outrider.inputs.vision import cut_into_tiles, read_image
 from outrider.inputs.vision.grids import patches_of
-from tiny_vision import write_vision_checkpoint
+from tiny_vision import vision_tokenizer, write_vision_checkpoint
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,38 @@ def have_pillow_resize(monkeypatch: Any) -> None:
 
     monkeypatch.setattr(TorchvisionBackend, "resize", resize)
     monkeypatch.setattr(TorchvisionBackend, "rescale_and_normalize", rescale_and_normalize)
+
+
+class MiniCpmJudge:
+    """The same of MiniCPM-V, "minicpm 4.5"; of images with the sizes that `RECORDED` has."""
+
+    def __init__(self, folder: Path, family: str) -> None:
+        self.folder, self.version = folder, family.split()[1]
+        self.model = write_minicpm_checkpoint(folder, self.version)
+
+    def load(self) -> MiniCpmJudge:
+        return self
+
+    def seen(self, images: list[Any], entry: Any) -> Seen:
+        tiles = [cut_into_tiles(read_image(image), entry).pixels for image in images]
+        sizes = [RECORDED[image.shape[:2]][self.version == "4.6"][0] for image in images]
+        parts = [parts_of(pixels, self.version, each) for pixels, each in zip(tiles, sizes, strict=True)]
+        return Seen({"embeds": [self.model.image_embeds(each) for each in parts]}, tiles)
+
+    def embeds(self, seen: Seen) -> Any:
+        return np.concatenate([each.numpy() for each in seen.inputs["embeds"]])
+
+    def answer(self, token_ids: list[int], seen: Seen | None, place: int, banned: list[int]) -> list[int]:
+        return self.model.greedy(token_ids, place, seen.inputs["embeds"] if seen else [], banned)
+
+
+def judge_of(folder: Path, family: str) -> Any:
+    return (MiniCpmJudge if family.startswith("minicpm") else Judge)(folder, family)
+
+
+def tokenizer_of(family: str) -> Any:
+    """The tests' tokenizer with a family's tokens around images."""
+    return minicpm_tokenizer(family.split()[1]) if family.startswith("minicpm") else vision_tokenizer(family)
 
 
 class Judge:
