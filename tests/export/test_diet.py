@@ -18,7 +18,6 @@ from outrider.cli import run
 from outrider.errors import ExportError, OptionError
 from outrider.testing import save_toy_model
 from outrider_export import export_bundle
-from outrider_export.diet import diet
 from outrider_export.diet.diet import Diet, put_on_diet, read_corpus
 from outrider_export.diet.output_matrix import cut_output
 
@@ -81,16 +80,6 @@ def test_the_rows_left_are_the_same(kind: str, tied: bool, token_ids: list[int])
     whole = run_model(model)
     cut_output(model, np.array(token_ids, dtype=np.int32))
     assert np.allclose(run_model(model), whole[:, token_ids], rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "options", [{"kind": "columns"}, {"kind": "u8", "bias": True}, {"kind": "columns", "bias": True}]
-)
-def test_columns_and_a_bias_are_cut(options: Any) -> None:
-    model, token_ids = model_of(**options), np.array([0, 5, 23], dtype=np.int32)
-    whole = run_model(model)
-    cut_output(model, token_ids)
-    assert np.array_equal(run_model(model), whole[:, token_ids])
 
 
 def test_the_rest_of_the_model_stays_as_it_was(tmp_path: Path) -> None:
@@ -234,18 +223,6 @@ def test_only_shared_tokens_are_kept(
     assert token_ids.tolist() == np.flatnonzero(bundle.read_map(drafter) >= 0).tolist()
     assert 401 not in token_ids
     check_answers(bundle.folder, "def quicksort")
-
-
-@pytest.mark.slow
-def test_the_default_leaves_small_vocabularies_alone(
-    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "c.txt").write_text("return items\n", encoding="utf-8")
-    for default, expected in ((202, 202), (203, None)):
-        monkeypatch.setattr(diet, "DEFAULT_WITH_CORPUS", default)
-        output = tmp_path / str(default)
-        bundle = export_bundle(gguf_file, gguf_file, output=output, draft_vocab_corpus=tmp_path / "c.txt", **KEPT)
-        assert bundle.manifest.drafters[0].num_proposed_tokens == expected
 
 
 @pytest.mark.parametrize(("options", "message"), [

@@ -1,6 +1,5 @@
 """Whisper, T5 and MarianMT in every format of weights, from folders with the files that the hub's have."""
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from math import prod
@@ -130,17 +129,6 @@ def test_what_a_published_whisper_says_of_itself(whisper: Path) -> None:
     entry = described(whisper)  # as of the English models
     assert (entry.audio.languages, entry.audio.tasks) == ({}, {})
     assert entry.audio.previous_token_id == ids["<|startofprev|>"]
-
-
-def test_older_tokenizers_have_no_timestamps(whisper: Path) -> None:
-    expected = vocabulary_of(whisper, read_config(whisper))
-    path = whisper / "tokenizer.json"
-    tokenizer = json.loads(path.read_text(encoding="utf-8"))
-    tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if token["special"]]
-    path.write_text(json.dumps(tokenizer), encoding="utf-8")
-    assert vocabulary_of(whisper, read_config(whisper)).tokens == expected.tokens
-    edit(whisper / "config.json", vocab_size=len(expected) - 10)
-    assert len(vocabulary_of(whisper, read_config(whisper))) == len(expected) - 10
 
 
 def test_a_whisper_without_its_generation_config_is_refused(whisper: Path) -> None:

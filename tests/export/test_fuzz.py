@@ -86,46 +86,32 @@ def test_checkpoint(checkpoint: Path, name: str, num_examples: int) -> None:
     fuzz_file(checkpoint / name, lambda: plan(checkpoint), num_examples)
 
 
+OTHERS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
+    "hybrid": (write_qwen, ("config.json", "model.safetensors")),
+    "marian": (write_marian, ("config.json", "vocab.json", "source.spm", "model.safetensors")),
+    "vision": (write_vision_checkpoint, ("config.json", "preprocessor_config.json", "processor_config.json")),
+}
+
+
 @pytest.fixture(scope="module")
-def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("fuzz") / "hybrid"
-    write_qwen(folder)
-    return folder
+def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """With states and a module of its own, of a translator, and of one that reads images."""
+    root = tmp_path_factory.mktemp("fuzz")
+    for kind, (write, _) in OTHERS.items():
+        write(root / kind)
+    return {kind: root / kind for kind in OTHERS}
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_checkpoint_with_states_and_a_module(hybrid: Path, name: str, num_examples: int) -> None:
+@pytest.mark.fast_cases(5)
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, (_, names) in OTHERS.items() for name in names])
+def test_other_checkpoints(others: dict[str, Path], kind: str, name: str, num_examples: int) -> None:
     def read() -> None:
-        made = make_plan("main", locate(hybrid), "openvino", "int8")
+        plan(others[kind])
+        made = make_plan("main", locate(others[kind]), "openvino", "int8")
         if (module := find_own(made, Silent())) is not None:
             module.read(made.geometry)
 
-    fuzz_file(hybrid / name, read, num_examples)
-
-
-@pytest.fixture(scope="module")
-def marian(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("fuzz") / "marian"
-    write_marian(folder)
-    return folder
-
-
-@pytest.mark.fast_cases(1)
-@pytest.mark.parametrize("name", ["config.json", "vocab.json", "source.spm", "model.safetensors"])
-def test_translation_checkpoint(marian: Path, name: str, num_examples: int) -> None:
-    fuzz_file(marian / name, lambda: plan(marian), num_examples)
-
-
-@pytest.fixture(scope="module")
-def vision(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("fuzz") / "vision"
-    write_vision_checkpoint(folder)
-    return folder
-
-
-@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json", "processor_config.json"])
-def test_vision_checkpoint(vision: Path, name: str, num_examples: int) -> None:
-    fuzz_file(vision / name, lambda: plan(vision), num_examples)
+    fuzz_file(others[kind] / name, read, num_examples)
 
 
 # Of the main model that `write_head` writes drafters for.

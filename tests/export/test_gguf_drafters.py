@@ -1,6 +1,5 @@
 """Drafters that read hidden states, in GGUF files as llama.cpp writes them, have what their checkpoints have."""
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ from heads import DECODER, HEAD_SIZE, write_head
 from outrider.bundle.manifest import Geometry
 from outrider.cli import run
 from outrider.errors import ExportError
-from outrider_export.bundles.drafters import add_drafter
 from outrider_export.heads.formats import kind_of_head, read_head
 from outrider_export.heads.plan import is_head
 from outrider_export.sources.source import locate
@@ -34,13 +32,6 @@ def test_a_file_has_what_its_checkpoint_has(kind: str, tmp_path: Path) -> None:
         assert getattr(of_file, name) == getattr(of_folder, name)
     proposed = [None if each.proposed is None else each.proposed.tolist() for each in (of_file, of_folder)]
     assert proposed[0] == proposed[1]
-
-
-def test_it_is_added_by_its_file(tiny: Path, tmp_path: Path) -> None:
-    bundle = shutil.copytree(tiny, tmp_path / "bundle")
-    made = add_drafter(bundle, write_drafter(tmp_path / "drafter.gguf", "dspark"))
-    entry = made.manifest.drafters[-1]
-    assert (entry.name, entry.kind, entry.model.source.id) == ("dspark", "dspark", "drafter.gguf")
 
 
 def test_frequencies_are_divided_as_llama_3_has_them(tmp_path: Path) -> None:
@@ -77,15 +68,6 @@ def test_what_is_not_known_is_one_line(name: str, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=said) as raised:
         read_head(path, GEOMETRY)
     assert "\n" not in str(raised.value)
-
-
-def test_one_that_is_cut_short_adds_nothing(tiny: Path, tmp_path: Path) -> None:
-    path = write_drafter(tmp_path / "drafter.gguf", "dflash")
-    path.write_bytes(path.read_bytes()[:-100])
-    before = sorted(each.name for each in tiny.iterdir())
-    with pytest.raises(ExportError, match="is cut short: it has .* bytes and its header promises"):
-        add_drafter(tiny, path)
-    assert sorted(each.name for each in tiny.iterdir()) == before
 
 
 def test_it_is_no_main_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -283,13 +283,6 @@ def test_graphs_that_do_not_fit_are_refused(folder: Path, tmp_path: Path, how: A
     assert not list(tmp_path.glob("*bundle*"))
 
 
-def test_every_place_for_eos_ids_counts(folder: Path, tmp_path: Path) -> None:
-    change_json(folder / "genai_config.json", lambda content: content["model"].update(eos_token_id=[399, 402]))
-    (folder / "config.json").write_text('{"eos_token_id": 398}', encoding="utf-8")
-    bundle = import_bundle(folder, output=tmp_path / "bundle")
-    assert bundle.manifest.tokenizer.eos_token_ids == (398, 399, 400, 402)
-
-
 def remove(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-import openvino as ov
 import pytest
 import torch
 from hypothesis import given, settings
@@ -266,19 +265,6 @@ def test_gguf_files_are_converted_and_drafts_cut(make_checkpoint: Any, make_gguf
     assert matrices(bundle.folder / "draft", 100) == ["UINT8"]
     assert matrices(bundle.folder / "draft", 448) == ["UINT8"]
     bundle.check_hashes()
-
-
-@pytest.mark.parametrize("formats", [("openvino", "onnx"), ("onnx", "openvino")])
-def test_pairs_may_be_mixed(tied: Path, convert: Any, formats: tuple[str, str]) -> None:
-    options: dict[str, Any] = dict(zip(("format", "draft_format"), formats, strict=True))
-    bundle, _ = convert(tied, tied, weights="fp32", draft_weights="fp32", **options)
-    models = {"main": bundle.manifest.main, "draft": bundle.manifest.drafters[0].model}
-    assert tuple(model.format for model in models.values()) == formats
-    for name, model in models.items():
-        if model.format == "onnx":
-            assert error_of(bundle, name, tied) < 1e-5
-        else:
-            assert ov.Core().read_model(bundle.model_path(model)).output("logits").partial_shape[-1] == 448
 
 
 @pytest.mark.parametrize(("options", "message"), [

@@ -124,11 +124,6 @@ def test_layers_are_read_from_configurations() -> None:
     assert described("qwen3_moe") == {"sliding_windows": [0, 0], "num_experts": 4, "num_active_experts": 2}
 
 
-def test_a_window_that_an_unknown_model_may_not_use_is_not_promised() -> None:
-    config = SimpleNamespace(model_type="new", sliding_window=16, num_hidden_layers=2)
-    assert describe_layers(config)["sliding_windows"] == [0, 0]
-
-
 def test_longrope_gets_one_set_of_frequencies() -> None:
     """With two, a row would depend on whether another row of its call is after the limit."""
     rope = {

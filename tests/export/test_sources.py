@@ -14,7 +14,6 @@ from exports import Recorder
 from outrider.engine.opening import open_bundle
 from outrider.errors import ExportError, OptionError
 from outrider_export import export_bundle
-from outrider_export.bundles.bundle_cache import BundleCache, CachedSource
 from outrider_export.sources.hub import ALLOWED, ALLOWED_WITH_CODE, ELSEWHERE, choose_gguf
 from outrider_export.sources.source import default_name, fetch, locate
 
@@ -40,23 +39,6 @@ def test_a_path_with_nothing_there_is_never_downloaded(name: str) -> None:
         locate(name)
     with pytest.raises(ExportError, match="There is no"):
         locate(Path("org/name"))  # a Path is never a hub id
-
-
-@pytest.mark.parametrize("name", ["b\udcffd", "x" * 250])
-def test_names_that_are_no_text_or_long_are_recorded(name: str, tmp_path: Path) -> None:
-    """Bytes that are not in UTF-8, as names on Linux may have."""
-    try:
-        (tmp_path / name).mkdir()
-    except OSError:
-        pytest.skip("this system has no such names")
-    located = locate(tmp_path / name)
-    assert located.path == tmp_path / name
-    assert located.id == name.replace("\udcff", "?")
-    cache = BundleCache(tmp_path)
-    cache.folder.mkdir()
-    sources = (CachedSource("main", "folder", str(tmp_path / name), "content"),)
-    cache._touch(cache.folder / "bundle", sources)
-    assert (cache.folder / "bundle.json").exists() is name.isascii()
 
 
 @pytest.mark.parametrize("name", ["model.guf", "model.gguff", "modl.gguf", "models/../model.ggfu"])
@@ -226,15 +208,6 @@ def test_hub_errors_take_one_line(
     assert "\n" not in str(caught.value)
     assert caught.value.__cause__ is raised
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_full_cache_disk_is_told_before_the_download(
-    hub: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10}))
-    with pytest.raises(ExportError, match=r"org/tiny is 0\.0 GB to download and .* has 0\.0 GB free"):
-        export_bundle("org/tiny", output=tmp_path / "b")
-    assert len(hub) == 1
 
 
 def test_ctrl_c_does_not_wait_for_the_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,15 +205,6 @@ def _wait_for(condition: Callable[[], Any], seconds: float = 300) -> Any:
     return value
 
 
-@pytest.mark.parametrize(("main", "draft", "name"), [
-    ("Qwen/Qwen2.5-Coder-1.5B-Instruct", "Qwen/Qwen2.5-Coder-0.5B-Instruct", "qwen2.5-coder-1.5b-instruct-pair"),
-    ("HuggingFaceTB/SmolLM2-135M", None, "smollm2-135m"),
-    ("somewhere/SmolLM2-135M-Instruct.Q4_1.gguf", None, "smollm2-135m-instruct.q4_1"),
-])  # fmt: skip
-def test_default_names(main: str, draft: str | None, name: str) -> None:
-    assert default_output(main, draft) == Path(name)
-
-
 def test_the_default_name_is_never_the_checkpoint_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()

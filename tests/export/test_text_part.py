@@ -98,21 +98,6 @@ def test_gemma_4_is_read_without_images_and_sounds(published: str, tmp_path: Pat
     assert error_of(found, logits_of(model, TOKENS)) < 5e-5
 
 
-@pytest.mark.slow
-def test_gemma_3n_is_read_without_images_and_sounds(tmp_path: Path) -> None:
-    """Its text part as it is published; Transformers saves it by the same names of tensors."""
-    model = make_model("gemma3n_text")
-    model.save_pretrained(tmp_path)
-    text = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
-    said = {"architectures": ["Gemma3nForConditionalGeneration"], "model_type": "gemma3n", "text_config": text}
-    (tmp_path / "config.json").write_text(json.dumps(said | {"vision_config": {}}), encoding="utf-8")
-    job = {"model": str(tmp_path), "gguf": False, "weights": "fp32", "format": "openvino"}
-    done = convert(job | {"output": str(tmp_path / "ir")}, Recorder())
-    assert [*done["layers"]["kv_shapes"]] == [(2, 16), (2, 16), (2, 16), (0, 0), (0, 0)]
-    found = logits_of_ir(tmp_path / "ir" / "openvino_model.xml", TOKENS)
-    assert error_of(found, logits_of(model, TOKENS)) < 5e-6
-
-
 def test_llama_4_is_read_without_images_up_to_its_first_chunk(tmp_path: Path) -> None:
     """As it is published; the length is announced, and is the bundle's."""
     model = make_model("llama4_text", attention_chunk_size=128)

@@ -9,7 +9,7 @@ import onnxruntime
 
 
 def run_onnx(path: Path, token_ids: Sequence[int], *names: str, head_size: int = 16, **more: Any) -> list[Any]:
-    """Outputs without their batch, by default the logits float32 [rows, vocabulary]. more: inputs, of those that have defaults, too."""
+    """Outputs without their batch; by default logits float32 [rows, vocabulary]. more: inputs, also with defaults."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -20,7 +20,5 @@ def run_onnx(path: Path, token_ids: Sequence[int], *names: str, head_size: int =
         if name.startswith("past"):
             size = shape[3] if isinstance(shape[3], int) else head_size
             inputs[name] = np.zeros((1, shape[1], 0, size), np.float32)
-    outputs = session.run(
-        names or ["logits"], {name: array for name, array in inputs.items() if name in {*wanted, *more}}
-    )
-    return [each[0] for each in outputs]
+    given = {name: array for name, array in inputs.items() if name in {*wanted, *more}}
+    return [each[0] for each in session.run(names or ["logits"], given)]

@@ -266,16 +266,6 @@ def test_drafts_of_all_lengths_are_accepted_and_rejected(kind: str) -> None:
     assert of_position[0] > of_position[1] > of_position[2] > 0
 
 
-def test_each_drafter_gets_its_own_hidden_states() -> None:
-    """All kinds draft for one text in turns. They want hidden states of one, or of two in another order."""
-    main = new_main()
-    drafters = [Checked.of(main, kind, i) for i, kind in enumerate(KINDS)]
-    requests = [make_request([0, i, 1], InTurns(drafters, [1, 2, 3, 4, 5, 6, 0]), max_new_tokens=60) for i in range(2)]
-    run(main, *requests)
-    assert requests[0].features == ("late", "early")
-    assert min(drafter.num_drafts for drafter in drafters) > 4
-
-
 CACHED = [kind for kind in KINDS if "places" not in kind]
 
 
@@ -401,18 +391,6 @@ def test_an_answer_that_the_drafter_had_no_part_in_costs_it_no_call(kind: str) -
     drafter = Checked.of(main, kind)
     run(main, make_request([0, 1, 2, 2, 1], InTurns([drafter], [0])))
     assert not drafter.head.calls
-
-
-def test_a_drafter_of_another_backend_is_one_of_its_kind() -> None:
-    main = new_main()
-    for kind in KINDS:
-        drafter = Checked.of(main, kind)
-        other = drafter.on(Checked.of(main, kind).backend)
-        assert isinstance(other, HiddenModel)
-        assert other.requirements == drafter.requirements
-        plain: Any = other
-        run(main, make_request([0, 1, 2], Fixed(plain)))
-        assert other.backend is not drafter.backend
 
 
 @pytest.mark.fast_cases(1)

@@ -26,7 +26,6 @@ from outrider.cli import run
 from outrider.errors import BundleError
 from outrider.inputs.vision import Vision, cut_into_tiles, image_text, read_image
 from outrider.models.backends.adapters import Adapters
-from outrider.models.backends.embeds import EMBED_ROWS, EMBEDS
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.tuning.model_spec import adapters_of
@@ -221,17 +220,6 @@ def test_embeddings_that_do_not_fit_are_refused(backend: OpenVINOPaged) -> None:
     ):
         with pytest.raises(outrider.RequestError, match=message):
             backend.open(20, Prompt([1] * 9, embeds=spans))
-
-
-def test_a_model_of_text_has_the_graph_that_it_had(seeing: Path) -> None:
-    import openvino as ov
-
-    path = read_bundle(seeing).model_path(read_bundle(seeing).manifest.main)
-    added = {EMBEDS, EMBED_ROWS}
-    for embeds in (False, True):
-        model = read_decoder(ov.Core(), path, embeds=embeds)
-        assert added & {port.get_any_name() for port in model.inputs} == (added if embeds else set())
-        assert any(node.get_type_name() == "Select" for node in model.get_ops()) == embeds
 
 
 # Images
