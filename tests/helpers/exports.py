@@ -1,7 +1,7 @@
 """What tests of exports ask of bundles and models, and a progress that remembers."""
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -60,34 +60,22 @@ def check_answers(folder: Path, prompt: str, drafter: str = "draft") -> None:
 
 def logits_of_ir(model: Any, token_ids: list[int], sizes: Iterable[int] = ()) -> Any:
     """Logits float32 [tokens, width] in f32 of a stateful IR or its file, read in calls of these sizes, or in one."""
-    read, made, past = reader_of_ir(model), [], 0
-    for size in sizes or [len(token_ids)]:
-        made.append(read(token_ids[past : past + size]))
-        past += size
-    return np.concatenate(made)
-
-
-def reader_of_ir(model: Any) -> Callable[[list[int]], Any]:
-    """Compile a stateful IR or its file: each call reads further tokens, and gives their logits as above."""
     import openvino as ov
 
     hints = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
     request = ov.Core().compile_model(model, "CPU", hints).create_infer_request()
-    past = 0
-
-    def read(token_ids: list[int]) -> Any:
-        nonlocal past
-        end = past + len(token_ids)
+    made, past = [], 0
+    for size in sizes or [len(token_ids)]:
+        end = past + size
         inputs = {
-            "input_ids": np.array([token_ids]),
+            "input_ids": np.array([token_ids[past:end]]),
             "attention_mask": np.ones((1, end), np.int64),
             "position_ids": np.arange(past, end)[None],
             "beam_idx": np.zeros(1, np.int32),
         }
         past = end
-        return request.infer(inputs)["logits"][0].copy()
-
-    return read
+        made.append(request.infer(inputs)["logits"][0].copy())
+    return np.concatenate(made)
 
 
 def error_of(found: Any, expected: Any) -> float:

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from outrider.bundle import Bundle, DrafterEntry, list_files, read_bundle, write_manifest
+from recorded import NAMES, Recorded
 from tiny import NUM_TOKENS, TEMPLATE, train_tokenizer
 
 WINDOW = 16  # tokens of all sliding windows here; the texts are longer
@@ -256,24 +257,13 @@ IN_ONNX: dict[str, dict[str, Any]] = {
 
 
 def make_model(architecture: str, seed: int = 0, **changes: Any) -> Any:
-    """A random torch model in float32 of an architecture's small configuration; see `random_model`."""
+    """A random torch model in float32 of an architecture's small configuration, or what is recorded of one."""
     from transformers import AutoConfig
 
-    import newcomers
-
-    register()
-    given = newcomers.configured(architecture, CONFIGS.get(architecture, _LLAMA) | changes)
+    if architecture in NAMES:
+        return Recorded.of(architecture, changes)
+    given = CONFIGS.get(architecture, _LLAMA) | changes
     return random_model(AutoConfig.for_model(architecture, **given), seed, experts="n_routed_experts" in changes)
-
-
-def register() -> None:
-    """Have Transformers know the architectures that are newer than 5.5."""
-    import lfm3
-    import muse_glimmer
-    import newcomers
-
-    for each in (lfm3, muse_glimmer, newcomers):
-        each.register()
 
 
 def random_model(config: Any, seed: int, *, experts: bool = False) -> Any:
@@ -284,11 +274,8 @@ def random_model(config: Any, seed: int, *, experts: bool = False) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    import newcomers
-
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config).float().eval()
-    newcomers.adapt(model)
     if config.model_type == "nemotron_h" and not experts:
         _with_dense_parts(model)
     if config.model_type == "deepseek_v2":
