@@ -14,10 +14,10 @@ import outrider
 from minicpm import (
     KINDS,
     RECORDED,
+    MiniCpm,
     learned_places,
     minicpm_tokenizer,
     parts_of,
-    write_minicpm_checkpoint,
 )
 from outrider.inputs.vision import Tiles, cut_into_tiles, image_text, read_image
 from outrider.inputs.vision.tiles import PROCESSORS
@@ -39,7 +39,7 @@ def version(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def checkpoint(version: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("minicpm") / version
-    write_minicpm_checkpoint(folder, version)
+    MiniCpm.of(version).write(folder)
     return folder
 
 

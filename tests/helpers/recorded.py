@@ -46,11 +46,16 @@ class Recorded:
     def save_pretrained(self, folder: Path, **_: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(self.config), encoding="utf-8")
-        save_file({name: _weights(name, sizes) for name, sizes in self.tensors.items()}, folder / "model.safetensors")
+        save_file(weights_of(self.tensors), folder / "model.safetensors")
 
     def error_of(self, found: NDArray[np.float32]) -> float:
         """The largest difference from what is recorded, as a share of the largest logit."""
         return float(np.abs(found[np.ix_(ROWS, COLUMNS)] - np.array(self.logits)).max() / self.largest)
+
+
+def weights_of(tensors: dict[str, list[int]]) -> dict[str, NDArray[np.float32]]:
+    """Random weights, each by its name. tensors: shapes, of a vector also what its numbers are around, 0 or 1."""
+    return {name: _weights(name, sizes) for name, sizes in tensors.items()}
 
 
 def _weights(name: str, sizes: list[int]) -> NDArray[np.float32]:

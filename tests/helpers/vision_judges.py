@@ -18,8 +18,7 @@ import torch
 from PIL import Image
 
 from gemma4_unified import unify
-from minicpm import RECORDED, minicpm_tokenizer, parts_of, write_minicpm_checkpoint
-from outrider.inputs.vision import cut_into_tiles, read_image
+from minicpm import MiniCpm, minicpm_tokenizer
 from outrider.inputs.vision.grids import patches_of
 from tiny_vision import vision_tokenizer, write_vision_checkpoint
 
@@ -182,26 +181,24 @@ def have_pillow_resize(monkeypatch: Any) -> None:
 
 
 class MiniCpmJudge:
-    """The same of MiniCPM-V, "minicpm 4.5"; of images with the sizes that `RECORDED` has."""
+    """The same of MiniCPM-V, "minicpm 4.5", by what is recorded of pictures of some sizes."""
 
     def __init__(self, folder: Path, family: str) -> None:
-        self.folder, self.version = folder, family.split()[1]
-        self.model = write_minicpm_checkpoint(folder, self.version)
+        self.folder, self.recorded = folder, MiniCpm.of(family.split()[1])
+        self.recorded.write(folder)
 
     def load(self) -> MiniCpmJudge:
         return self
 
     def seen(self, images: list[Any], entry: Any) -> Seen:
-        tiles = [cut_into_tiles(read_image(image), entry).pixels for image in images]
-        sizes = [RECORDED[image.shape[:2]][self.version == "4.6"][0] for image in images]
-        parts = [parts_of(pixels, self.version, each) for pixels, each in zip(tiles, sizes, strict=True)]
-        return Seen({"embeds": [self.model.image_embeds(each) for each in parts]}, tiles)
+        return Seen({"sizes": " ".join(f"{image.shape[0]}x{image.shape[1]}" for image in images)}, [])
 
-    def embeds(self, seen: Seen) -> Any:
-        return np.concatenate([each.numpy() for each in seen.inputs["embeds"]])
+    def error_of(self, found: Any, seen: Seen) -> float:
+        expected = np.array(self.recorded.embeds[seen.inputs["sizes"]])
+        return float(np.abs(found[::3, ::16] - expected).max() / self.recorded.largest)
 
     def answer(self, token_ids: list[int], seen: Seen | None, place: int, banned: list[int]) -> list[int]:
-        return self.model.greedy(token_ids, place, seen.inputs["embeds"] if seen else [], banned)
+        return self.recorded.answers[seen.inputs["sizes"] if seen else ""]
 
 
 def judge_of(folder: Path, family: str) -> Any:
@@ -239,13 +236,14 @@ class Judge:
         both = zip(seen.inputs["pixel_values"], seen.inputs["image_position_ids"], strict=True)
         return Seen(seen.inputs, [self.embedder.tiles(*each)[0].numpy() for each in both])
 
-    def embeds(self, seen: Seen) -> Any:
-        """float32 [tokens, width] of all images."""
+    def error_of(self, embeds: Any, seen: Seen) -> float:
+        """The largest difference of embeddings float32 [tokens, width] of all images, as a share of the largest."""
         found = self.model.model.get_image_features(**seen.inputs)
         made = torch.cat([each.reshape(-1, each.shape[-1]) for each in found.pooler_output])
         deep = (found.get("deepstack_features") or []) if hasattr(found, "get") else []
         made = torch.cat([made, *deep], dim=1).detach().numpy()
-        return made * 3 if self.family == "llava_next" else made  # as all that this language model reads
+        made = made * 3 if self.family == "llava_next" else made  # as all that this language model reads
+        return float(np.abs(embeds - made).max() / np.abs(made).max())
 
     def answer(self, token_ids: list[int], seen: Seen | None, place: int, banned: list[int]) -> list[int]:
         """Transformers' own greedy answer of 40 tokens. place: the id of the token that stands for images."""
