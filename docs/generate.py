@@ -100,22 +100,15 @@ MODELS_HEAD = """\
 
 <!-- Made by docs/generate.py from describe/architectures.py. Change it there, and run the script. -->
 
-A main or draft model is a decoder. Its layers keep keys and values, or states that OpenVINO pages (short convolutions,
-gated delta nets, Mamba-2). Look up `model_type` of its `config.json` in the table. `outrider inspect CONFIG.json` says
-the same for one file. [T5, MarianMT and Whisper](encoder-decoder.md) have a page of their own.
-
-| column | meaning |
-|---|---|
-| architecture | `model_type`; GGUF files of Mistral name it `llama` |
-| attention | full, or with a sliding window, or layers of both; states; experts |
+Look up `model_type` of a model's `config.json` in the table (GGUF files of Mistral name it `llama`), or ask `outrider
+inspect CONFIG.json`. [T5, MarianMT and Whisper](encoder-decoder.md) have a page of their own.
 
 The [plain installation](export.md#without-pytorch) converts each row to OpenVINO, from checkpoints and GGUF files, and
 copies, draft models and [heads](drafters.md) draft for it, but for what [is listed below](#what-a-row-lacks).
 
-For each row, a slow test exports and runs a small model with random weights (`tests/export/test_architectures.py`,
-Transformers 5.5, OpenVINO 2026.4). Its logits and greedy text are those of Transformers in float32, beyond the sliding
-window too. Drafted text, greedy and sampled, is that of plain decoding. In f32 on a CPU every row is bit-exact; this is
-measured again [on each machine](exactness.md). Sliding windows and experts were not tried on GPU and NPU.
+For each row, a slow test exports and runs a small model with random weights (`tests/export/test_architectures.py`).
+Logits and greedy text are those of Transformers 5.5 in float32, drafted text is that of plain decoding, and in f32 on a
+CPU rows are [bit-exact](exactness.md). Sliding windows and experts were not tried on GPU and NPU.
 
 """
 
@@ -135,25 +128,19 @@ Published weights were run for {real}. Other checkpoints may differ from what wa
 
 ## File layouts
 
-The tests write small checkpoints in the layouts of {num_layouts} published models (`tests/helpers/layouts.py` names
-them): the keys of `config.json`, tokenizer files, chat templates, shards and number types are the publishers', weights are
-random. Tokenizers are compared with the `tokenizers` library, exported models with Transformers.
+The tests write the files of {num_layouts} published models (`tests/helpers/layouts.jsonl`), without weights. Tokenizers are
+compared with the `tokenizers` library, configurations with what Transformers reads in them.
 
 | the plain installation | layouts |
 |---|---|
 {layouts}
 
-Old and new spellings of tokenizer files are read. A tokenizer is converted and checked before weights are read. A chat
-template may be a text, a list with names ("default" is taken), or `chat_template.jinja`, which wins over the others.
+A chat template may be a text, a list with names ("default" is taken), or `chat_template.jinja`, which wins over the others.
 
 ## Architectures that are not in the table
 
-If optimum-intel can export an architecture that is not in the table, Outrider compares the converted model with the
-checkpoint on a random text, and refuses it if they differ: OpenVINO finds attention by the pattern of the graph, and
-silently drops masks that it does not recognise.
-
-These architectures are refused before weights are downloaded, and again at load. Where "OpenVINO stores" stands, their
-layers keep a state, of which a rejected draft cannot be dropped:
+What optimum-intel can export beyond the table is compared with its checkpoint on a random text, and refused if they differ.
+These architectures are refused before weights are downloaded:
 
 | architectures | why | what runs them |
 |---|---|---|
@@ -173,22 +160,17 @@ These have no entry. [A new architecture](new-architecture.md) shows how to writ
 
 ## Layers with a state
 
-A layer with a state (short convolution, gated delta net, Mamba-2) has no keys and values of which a rejected draft
-could be dropped. OpenVINO stores such a state after each token of a call (`PagedCausalConv1D`, `PagedGatedDeltaNet`,
-`PagedSelectiveSSM`), and Outrider continues from the state after the last accepted token.
+A layer with a state (short convolution, gated delta net, Mamba-2) has no keys and values to drop. OpenVINO stores its state after
+each token of a call, and Outrider continues from the state after the last accepted token.
 
 | rule | why |
 |---|---|
 | converted without PyTorch only | OpenVINO recognises these layers by the form of the graph; a graph whose states are not paged is refused |
 | at least one layer with attention | OpenVINO gives a model without attention no paged cache, so `mamba2` is refused |
 | not in ONNX | ONNX Runtime stores no states per token |
-| `outrider inspect` counts fewer layers of Nemotron-H than `config.json` | a mixer and the feed-forward part after it count as one layer |
 | Nemotron 3 Super (`moe_latent_size`) is refused | its experts read a shorter row |
 | Kimi-Linear is refused | its layers have a decay rate for each number of a key; OpenVINO has one for each head |
 | GGUF files of Granite 4.0 with attention in all layers | name the architecture `granite` |
-
-Logits of a text in two calls and 200 greedy tokens are those of Transformers in float32, from checkpoints and GGUF files
-(`tests/export/test_direct.py`; LFM3 from checkpoints alone).
 
 A call of several rows as a multiple of a call of one row, int8 and f32, random weights in published shapes, 200 tokens of
 context, two idle cores of an AMD EPYC with AVX-512 VNNI (`python bench/scripts/hybrid_costs.py FOLDER TOKENIZER`):
@@ -204,9 +186,8 @@ context, two idle cores of an AMD EPYC with AVX-512 VNNI (`python bench/scripts/
 
 ## Models that read images, as text models
 
-Checkpoints of EXAONE 4.5, Gemma 3n, Llama 4 and Muse Glimmer read images. Their text part is converted, and the bundle
-reads text only. [Images](vision.md#the-export) lists the models whose images are read. Checkpoints in FP8, such as
-Ministral 3's, are read with their scales.
+Of EXAONE 4.5, Gemma 3n, Llama 4 and Muse Glimmer the text part is converted. [Images](vision.md#the-export) lists the models
+whose images are read.
 
 ## What differs in some families
 
@@ -220,22 +201,19 @@ Ministral 3's, are read with their scales.
 
 ## LongRoPE
 
-Phi 3.5, Phi 4 mini and others use one set of rotary frequencies up to a length, such as 4,096 tokens, and another set
-beyond it. Outrider chooses the set by the prompt's tokens plus `max_new_tokens`, once for a text: otherwise a draft beyond
-the length would change the rows before it.
+Phi 3.5, Phi 4 mini and others use one set of rotary frequencies up to a length, such as 4,096 tokens, and another beyond it.
+Outrider chooses the set by the prompt's tokens plus `max_new_tokens`, once for a text.
 
 | rule | consequence |
 |---|---|
 | a text that may pass the length has the second set from its first token on | a smaller `max_new_tokens` keeps it on the first; `outrider inspect` shows the length |
-| logits are those of Transformers for a text of the final length | Transformers' own `generate` changes the set within an answer |
 | the prefix cache keeps the sets apart | a conversation that passes the length is read once again |
 | GGUF files without the second set, PyTorch, ONNX, NPU | the context ends at the first length |
 
 ## Sizes
 
-Calculated by `python bench/scripts/family_sizes.py FOLDER TOKENIZER` for published shapes: weights in int8 (about one GB
-for a billion) and int4; the keys and values of a token in f32 (half of that in bf16); the states of a text in f32. Measured
-bundles are 0.1 to 0.8 % larger. Of each architecture the smallest model, and one of some 8 billion weights if there is one, up to 40 GB in int4:
+Calculated by `python bench/scripts/family_sizes.py FOLDER TOKENIZER`: weights in int8 and int4; the keys and values of a token
+in f32 (half of that in bf16); the states of a text in f32. The largest model of each architecture up to 7 GB in int4:
 
 | model | int8, GB | int4, GB | a token, kB |
 |---|---|---|---|
@@ -243,19 +221,9 @@ bundles are 0.1 to 0.8 % larger. Of each architecture the smallest model, and on
 
 ## Mixtures of experts
 
-A call reads the weights of all experts that any of its tokens activates. So verifying several tokens costs more than in a
-dense model, until nearly all experts are active. Outrider measures calls with different tokens, so the
-[controller](controller.md) knows these costs.
-
-Processor time of a call by its number of tokens, as a multiple of a call of one: six layers of 16 experts, two of them
-active, hidden size 512 (Qwen3 MoE, random weights and tokens, one thread, f32, OpenVINO 2026.4):
-
-| weights | 1 | 2 | 3 | 4 | 6 | 8 |
-|---|---|---|---|---|---|---|
-| fp32 | 1 | 1.61 | 2.03 | 2.56 | 3.40 | 4.13 |
-| int8 | 1 | 1.52 | 2.03 | 2.55 | 3.52 | 4.51 |
-
-The tokens of a text activate fewer experts than random ones, so the measured costs are rather too high than too low.
+A call reads the weights of all experts that any of its tokens activates, so verifying several tokens costs more than in a dense
+model: with two of 16 experts active, calls of 2, 4 and 8 random tokens take 1.5, 2.6 and 4.5 times as long as one in int8. The tokens
+of a text activate fewer. The [controller](controller.md) knows these costs.
 """  # noqa: E501  (rows of tables)
 
 
@@ -329,17 +297,33 @@ def options_page() -> str:
 
 
 def commands_page() -> str:
-    """The page with every command's help; options that many commands share are named once."""
-    shared = {parameter.name for parameter in _shared_parameters()}
-    parts = [COMMANDS_HEAD, f"```text\n{_help(cli.root, 'outrider')}\n```\n"]
-    for name in cli.root.list_commands(click.Context(cli.root)):
-        command = cli.root.get_command(click.Context(cli.root), name)
+    """The page with every command's help; options that several commands share are described once."""
+    context = click.Context(cli.root)
+    commands = {name: cli.root.get_command(context, name) for name in cli.root.list_commands(context)}
+    configured = {parameter.name for parameter in _shared_parameters()}
+    often: dict[tuple[str, str], list[click.Option]] = {}
+    for command in commands.values():
+        for each in command.params if command else ():
+            if isinstance(each, click.Option) and each.name not in configured:
+                often.setdefault((each.opts[0], each.help or ""), []).append(each)
+    shared = {key: found[0] for key, found in often.items() if len(found) > 1 and key[0] not in ("--json", "--draft")}
+    common = _help(click.Command("COMMAND", params=[*shared.values()]), "outrider COMMAND").split("Options:\n")[1]
+    common = "\n".join(line for line in common.splitlines() if "-h, --help" not in line)
+    parts = [
+        COMMANDS_HEAD, f"```text\n{_help(cli.root, 'outrider')}\n```\n",
+        f"Options of several commands:\n\n```text\n{common}\n```\n",
+    ]  # fmt: skip
+    for name, command in commands.items():
         if command is None:
             raise RuntimeError(f"there is no command {name}")
         takes_config = any(parameter.name == "config" for parameter in command.params)  # others have own of these names
-        own = [each for each in command.params if not (takes_config and each.name in shared)]
-        all_of_them, left_out = command.params, len(command.params) - len(own)
-        command.params = own
+        all_of_them, also = command.params, list[str]()
+        command.params = []
+        for each in all_of_them:
+            if isinstance(each, click.Option) and (each.opts[0], each.help or "") in shared:
+                also.append(f"`{each.opts[0]}`")
+            elif not (takes_config and each.name in configured):
+                command.params.append(each)
         try:
             text = _help(command, f"outrider {name}")
         finally:
@@ -349,14 +333,15 @@ def commands_page() -> str:
             text = "\n\n".join([text, *texts])
         text = _SAID_ABOVE.sub("", text)
         parts.append(f"## outrider {name}\n\n```text\n{text.rstrip()}\n```\n")
-        if left_out:
+        if takes_config:
             sections = [
                 section
                 for section, (config, _) in SECTIONS.items()
                 if {p.name for p in all_of_them} & {option.name for option in dataclasses.fields(config)}
             ]
-            links = ", ".join(f"[{section}](options.md#{section}-{_class(section)})" for section in sections)
-            parts.append(f"Also `--config`, {links}.\n")
+            also += ["`--config`", *(f"[{section}](options.md#{section}-{_class(section)})" for section in sections)]
+        if also:
+            parts.append(f"Also {', '.join(also)}.\n")
     return "\n".join(parts)
 
 
@@ -408,20 +393,21 @@ def models_page() -> str:
     )
 
 
-_MOST_GIGABYTES = 40  # of int4, in the table of sizes: what edge machines may have
+_MOST_GIGABYTES = 7  # of int4, in the table of sizes: what edge machines may have
 
 
 def _sizes() -> str:
     """The rows of sizes, of what `bench/scripts/family_sizes.py` wrote."""
     path = DOCS.parent / "bench" / "scripts" / "family_figures.json"
-    figures: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    read: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    small = sorted((each["int4"], name) for name, each in read.items() if each["int4"] <= _MOST_GIGABYTES)
+    figures = {name: read[name] for name in {read[name]["kind"]: name for _, name in small}.values()}
     rows = (
         (
             name, *map(_gigabytes, (each["int8"], each["int4"])),
             f"{each['token']:,.0f}" + (f"; states {each['states']:.1f} MB" if each["states"] else ""),
         )
         for name, each in sorted(figures.items(), key=lambda item: str(item[1]["kind"]))
-        if each["int4"] <= _MOST_GIGABYTES
     )  # fmt: skip
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
