@@ -83,7 +83,7 @@ COMMANDS_HEAD = """\
 
 Every command has `-h, --help`, and all but `chat` have `--json` for one machine-readable object. MODEL is a bundle, a
 `.gguf` file, a checkpoint folder or a hub id. With a MODEL that is not a bundle, `--draft` names a draft model: a file,
-folder or hub id; `auto` finds one. What is said here is left out below.
+folder or hub id; `auto` finds one. What is said here is left out below; `--help` says more of each command.
 Errors are one line. The exit code is 0 for success, 1 for a failure, 2 for wrong usage and 130 for Ctrl-C.
 """
 
@@ -213,7 +213,7 @@ Outrider chooses the set by the prompt's tokens plus `max_new_tokens`, once for 
 ## Sizes
 
 Calculated by `python bench/scripts/family_sizes.py FOLDER TOKENIZER`: weights in int8 and int4; the keys and values of a token
-in f32 (half of that in bf16); the states of a text in f32. The largest model of each architecture up to 7 GB in int4:
+in f32 (half of that in bf16); the states of a text in f32. The largest model of each architecture up to 6 GB in int4:
 
 | model | int8, GB | int4, GB | a token, kB |
 |---|---|---|---|
@@ -233,7 +233,7 @@ API_HEAD = """\
 <!-- Made by docs/generate.py from docstrings. Change them there, and run the script. -->
 
 These names are public: they change only with an entry in CHANGELOG.md. All other modules and names are internal, and
-may change with any version. Options have [a page of their own](options.md).
+may change with any version. [Options](options.md) and [errors](troubleshooting.md) have pages of their own.
 
 Importing `outrider` loads neither NumPy nor OpenVINO; a name is fetched when it is first used.
 """
@@ -324,10 +324,11 @@ def commands_page() -> str:
                 also.append(f"`{each.opts[0]}`")
             elif not (takes_config and each.name in configured):
                 command.params.append(each)
+        whole, command.help = command.help, (command.help or "").split("\n\n")[0]
         try:
             text = _help(command, f"outrider {name}")
         finally:
-            command.params = all_of_them
+            command.params, command.help = all_of_them, whole
         if isinstance(command, click.Group):
             texts = [_help(each, f"outrider {name} {each.name}") for each in command.commands.values()]
             text = "\n\n".join([text, *texts])
@@ -349,11 +350,11 @@ def models_page() -> str:
     """The page with every architecture that is tried, and every one that is refused."""
     layouts = _layouts()
     rows = [
-        "| architecture | models | attention |",
+        "| architecture | models | attention, if not full |",
         "|---|---|---|",
     ]
     for each in ARCHITECTURES.values():
-        attention = {"full": "full", "sliding": "full or window", "mixed": "full and window"}[each.attention]
+        attention = {"full": "", "sliding": "full or window", "mixed": "full and window"}[each.attention]
         cells = (
             f"`{each.name}`",
             each.models,
@@ -393,7 +394,7 @@ def models_page() -> str:
     )
 
 
-_MOST_GIGABYTES = 7  # of int4, in the table of sizes: what edge machines may have
+_MOST_GIGABYTES = 6  # of int4, in the table of sizes: what edge machines may have
 
 
 def _sizes() -> str:
@@ -445,6 +446,8 @@ def api_page() -> str:
         rows = ["| name | meaning |", "|---|---|"]
         for name in sorted(names or package.__all__, key=str.lower):
             value = getattr(package, name)
+            if isinstance(value, type) and issubclass(value, Exception):
+                continue  # in the table of errors
             meaning = _first_sentence(inspect.getdoc(value) or "") if callable(value) else f"`{value!r}`"
             rows.append(f"| `{name}` | {meaning} |")
         parts.append(f"## {module}\n\n{intro}\n\n" + "\n".join(rows) + "\n")
@@ -487,8 +490,8 @@ def _number(cell: str) -> float:
 
 
 def index_page() -> str:
-    """The site's home: the README without what only a repository has."""
-    text = readme().split("\n## Development")[0]
+    """The site's home: the README up to what the site's navigation has."""
+    text = readme().split("\n## Compared")[0]
     text = text.replace("](docs/", "](")
     text = re.sub(r"\[([^]]+)\]\((?:samples|configs)\)", r"`\1`", text)
     return "<!-- Made by docs/generate.py from README.md. Change it there, and run the script. -->\n\n" + text

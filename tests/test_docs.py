@@ -178,6 +178,7 @@ def test_programs_import_public_names_alone() -> None:
         section.split("\n", 1)[0]: set(re.findall(r"^\| `(\w+)` ", section, re.MULTILINE))
         for section in text_of("api.md").split("\n## ")[1:]
     }
+    public["outrider"] |= {name for name in outrider.__all__ if hasattr(errors, name)}  # troubleshooting.md has them
     found = list(imports_of_apps())
     assert {("rag.py", "outrider.rag", "Retriever"), ("own-drafter.md", "outrider", "Engine")} <= set(found)
     others = [each for each in found if each[1] not in public or (each[2] and each[2] not in public[each[1]])]
