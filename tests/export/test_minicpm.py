@@ -14,10 +14,10 @@ import outrider
 from minicpm import (
     KINDS,
     RECORDED,
-    MiniCpm,
     learned_places,
     minicpm_tokenizer,
     parts_of,
+    write_minicpm,
 )
 from outrider.inputs.vision import Tiles, cut_into_tiles, image_text, read_image
 from outrider.inputs.vision.tiles import PROCESSORS
@@ -38,9 +38,7 @@ def version(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def checkpoint(version: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("minicpm") / version
-    MiniCpm.of(version).write(folder)
-    return folder
+    return write_minicpm(tmp_path_factory.mktemp("minicpm") / version, version)
 
 
 @pytest.fixture(scope="module")

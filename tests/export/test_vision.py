@@ -95,16 +95,15 @@ def test_greedy_answers_are_those_of_transformers(
 ) -> None:
     """With embeddings that are theirs, and each drafter; images are read once, and encoders in 8 bits are near."""
     have_pillow_resize(monkeypatch)
-    judge, known = judge_of(tmp_path / "tiny", family), family.removesuffix("_unified")
-    judge.load()
+    judge = judge_of(tmp_path / "tiny", family).load()
     names = ["draft"]
     if family.startswith("qwen3_5"):  # which has a drafter of its own, that is taken along where none is named
         bundle, names = convert(judge.folder, weights="fp32", draft_weights="fp32")[0], ["mtp"]
     else:
-        draft = make_checkpoint(f"draft-of-{known}", tokenizer=tokenizer_of(known), vocab_size=NUM_TOKENS, seed=4)
+        draft = make_checkpoint(f"draft-of-{family}", tokenizer=tokenizer_of(family), vocab_size=NUM_TOKENS, seed=4)
         bundle, _ = convert(judge.folder, draft, weights="fp32", draft_weights="fp32")
     assert [each.name for each in bundle.manifest.drafters] == names
-    if family.startswith("gemma4"):
+    if family.startswith("gemma4") and family in FAMILIES:
         assistant = Assistant(config_of(SimpleNamespace(config=judge.model.config.text_config), ordered=False))
         shutil.copytree(bundle.folder, tmp_path / "bundle")
         bundle = add_drafter(tmp_path / "bundle", write_assistant(tmp_path / "assistant", assistant), weights="fp32")

@@ -1,65 +1,35 @@
-"""MiniCPM-V, whose code is in its checkpoints (2.6 to 4.5) or in newer Transformers (4.6), by what that code made.
+"""MiniCPM-V's tokenizer and checkpoints, and what its publishers' code made of images.
 
-    recorded = MiniCpm.of("4.5")
-    recorded.write(folder)                  # a checkpoint in the layout of OpenBMB's files, with weights by their names
-    recorded.answers["40x31"]               # 40 tokens, of a question about a picture of this size
-
-`minicpm.jsonl` has a version a line. Facts from the publishers' modeling_minicpmv.py, modeling_navit_siglip.py and
-resampler.py, and from modeling_minicpmv4_6.py of Transformers 5.24.
+Facts from modeling_minicpmv.py, modeling_navit_siglip.py and resampler.py in its checkpoints (2.6 to 4.5), and from
+modeling_minicpmv4_6.py of Transformers 5.24.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
 
-from recorded import weights_of
+from recorded import RecordedVision
 from tiny import SPECIAL, train_tokenizer
 from tiny_vision import PARTS_TEMPLATE
 
 AROUND = ("<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>")
 KINDS = {"2.6": "qwen2", "4.0": "llama", "4.5": "qwen3", "4.6": "qwen3_5_text"}  # of text parts, by version
 PATCH = 4  # pixels
-_LINES = Path(__file__).with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()
+_OF_TEXT = (
+    "{% for message in messages %}<|im_start|>{{message['role'] + '\n' + message['content']}}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 
-@dataclass(frozen=True)
-class MiniCpm:
-    """embeds: by pictures' sizes, every third row and 16th number of embeddings, the largest of which is `largest`."""
-
-    family: str
-    config: dict[str, Any]
-    images: dict[str, Any]
-    tensors: dict[str, list[int]]
-    largest: float
-    embeds: dict[str, list[list[float]]]
-    answers: dict[str, list[int]]
-
-    @classmethod
-    def of(cls, version: str) -> MiniCpm:
-        return next(cls(**each) for each in map(json.loads, _LINES) if each["family"] == f"minicpm {version}")
-
-    def write(self, folder: Path) -> None:
-        from transformers import PreTrainedTokenizerFast
-
-        folder.mkdir()
-        save_file(weights_of(self.tensors), folder / "model.safetensors")
-        for file, content in (("config", self.config), ("preprocessor_config", self.images)):
-            (folder / f"{file}.json").write_text(json.dumps(content), encoding="utf-8")
-        of_text = "{% for message in messages %}<|im_start|>{{message['role'] + '\n' + message['content']}}<|im_end|>\n"
-        of_text += "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-        version = self.family.split()[1]
-        template = PARTS_TEMPLATE.replace("<image>", "<|image_pad|>") if version == "4.6" else of_text
-        special = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": template}
-        PreTrainedTokenizerFast(tokenizer_object=minicpm_tokenizer(version), **special).save_pretrained(folder)
+def write_minicpm(folder: Path, version: str) -> Path:
+    template = PARTS_TEMPLATE.replace("<image>", "<|image_pad|>") if version == "4.6" else _OF_TEXT
+    return RecordedVision.of(f"minicpm {version}").write(folder, minicpm_tokenizer(version), template)
 
 
 def minicpm_tokenizer(version: str) -> Any:

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from gemma4_unified import unify
-from minicpm import MiniCpm, minicpm_tokenizer
+from minicpm import minicpm_tokenizer, write_minicpm
 from outrider.inputs.vision.grids import patches_of
-from tiny_vision import vision_tokenizer, write_vision_checkpoint
+from recorded import RecordedVision
+from tiny_vision import FAMILIES, PARTS_TEMPLATE, vision_tokenizer, write_vision_checkpoint
 
 
 @dataclass(frozen=True)
@@ -180,14 +180,18 @@ def have_pillow_resize(monkeypatch: Any) -> None:
     monkeypatch.setattr(TorchvisionBackend, "rescale_and_normalize", rescale_and_normalize)
 
 
-class MiniCpmJudge:
-    """The same of MiniCPM-V, "minicpm 4.5", by what is recorded of pictures of some sizes."""
+class RecordedJudge:
+    """The same of "gemma4_unified" and "minicpm 4.5", by what is recorded of pictures of some sizes."""
 
     def __init__(self, folder: Path, family: str) -> None:
-        self.folder, self.recorded = folder, MiniCpm.of(family.split()[1])
-        self.recorded.write(folder)
+        self.folder, self.recorded = folder, RecordedVision.of(family)
+        if family.startswith("minicpm"):
+            write_minicpm(folder, family.split()[1])
+        else:
+            template = PARTS_TEMPLATE.replace("<image>", FAMILIES["gemma4"].place)
+            self.recorded.write(folder, vision_tokenizer("gemma4"), template)
 
-    def load(self) -> MiniCpmJudge:
+    def load(self) -> RecordedJudge:
         return self
 
     def seen(self, images: list[Any], entry: Any) -> Seen:
@@ -202,39 +206,32 @@ class MiniCpmJudge:
 
 
 def judge_of(folder: Path, family: str) -> Any:
-    return (MiniCpmJudge if family.startswith("minicpm") else Judge)(folder, family)
+    return (Judge if family in FAMILIES else RecordedJudge)(folder, family)
 
 
 def tokenizer_of(family: str) -> Any:
     """The tests' tokenizer with a family's tokens around images."""
-    return minicpm_tokenizer(family.split()[1]) if family.startswith("minicpm") else vision_tokenizer(family)
+    if family.startswith("minicpm"):
+        return minicpm_tokenizer(family.split()[1])
+    return vision_tokenizer(family.removesuffix("_unified"))
 
 
 class Judge:
-    """A checkpoint, and Transformers' model of it. "gemma4_unified" is a Gemma 4 with another encoder."""
+    """A checkpoint, and Transformers' model of it."""
 
     def __init__(self, folder: Path, family: str) -> None:
-        self.family, self.folder, self.embedder = family, folder, None
-        self._known = folder.with_name(f"{folder.name}-known") if family == "gemma4_unified" else folder
-        write_vision_checkpoint(self._known, family.removesuffix("_unified"))
-        if family == "gemma4_unified":
-            self.embedder = unify(self._known, folder)
+        self.family, self.folder = family, folder
+        write_vision_checkpoint(folder, family)
 
     def load(self) -> Judge:
         from transformers import AutoModelForImageTextToText
 
-        self.model = AutoModelForImageTextToText.from_pretrained(self._known, dtype=torch.float32).eval()
-        if self.embedder is not None:
-            self.embedder.judge(self.model)
+        self.model = AutoModelForImageTextToText.from_pretrained(self.folder, dtype=torch.float32).eval()
         return self
 
     def seen(self, images: list[Any], entry: Any) -> Seen:
         make = next(make for name, make in _PROCESSORS.items() if self.family.startswith(name))
-        seen: Seen = make(self._known, images, entry)
-        if self.embedder is None:
-            return seen
-        both = zip(seen.inputs["pixel_values"], seen.inputs["image_position_ids"], strict=True)
-        return Seen(seen.inputs, [self.embedder.tiles(*each)[0].numpy() for each in both])
+        return make(self.folder, images, entry)
 
     def error_of(self, embeds: Any, seen: Seen) -> float:
         """The largest difference of embeddings float32 [tokens, width] of all images, as a share of the largest."""
