@@ -65,6 +65,7 @@ def change_json(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(content), encoding="utf-8")
 
 
+@pytest.mark.fast_cases(5)
 @pytest.mark.parametrize(
     "family", ["smolvlm", "internvl", "gemma3_crops", "gemma4", "qwen3_vl", "mistral3", "llava_next", "lfm2_vl"]
 )
@@ -141,6 +142,7 @@ def test_greedy_answers_are_those_of_transformers(
 IMAGES, PROCESSOR, CONFIG = "preprocessor_config.json", "processor_config.json", "config.json"
 
 
+@pytest.mark.fast_cases(7)
 @pytest.mark.parametrize(("family", "file", "change", "message"), [
     ("smolvlm", CONFIG, {"architectures": ["LlavaForConditionalGeneration"]}, "holds a LlavaForConditionalGenerat"),
     ("smolvlm", IMAGES, {"max_image_size": {"longest_edge": 32}}, "prepares images with max_image_size=32, and Outr"),
@@ -167,6 +169,7 @@ def test_images_that_are_prepared_in_another_way_are_refused(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize(
     "family", ["smolvlm", "qwen2_5_vl", "gemma3", "mistral3", "llava_next", "lfm2_vl", *MINICPM[1:]]
 )
