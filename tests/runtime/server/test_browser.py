@@ -156,7 +156,14 @@ def test_compare_shows_both_speeds_and_the_same_text(page: Page, options: dict[s
     assert rows[2][1:] == [f"{59 / drafted['rounds_n']:.2f}", "1.00"]
     assert rows[3][1:] == ["60", "60"]
     assert rows[4][1:] == [f"{drafted['draft_n_accepted']} of {drafted['draft_n']}", "0 of 0"]
+    assert "times as fast as plain decoding" in region.inner_text()
     assert page.locator(".answer").count() == 1
+    set_options(page, max_tokens=5)
+    ask(page, "hello")
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_role("log").get_by_text(
+        "Fewer than 50 tokens say little about speed. The texts are the same."
+    ).wait_for()
 
 
 @pytest.mark.usefixtures("slow_rounds")
@@ -257,6 +264,7 @@ def test_messages_can_be_copied_and_edited(browser: Browser, endless: Live) -> N
         assert page.locator("#message").input_value() == ""
         page.get_by_role("button", name="Edit").nth(1).click()
         assert page.locator("#message").input_value() == "Two"
+        assert page.locator(".edited .question").text_content() == "Two"
         with page.expect_request("**/v1/chat/completions") as request:
             send(page, "2")
         assert [turn["content"] for turn in asked(request.value)["messages"]] == ["One", "**An answer**", "2"]
@@ -484,6 +492,7 @@ def test_the_conversation_has_the_screen(browser: Browser, endless: Live, width:
         page.get_by_role("switch", name="Show drafts").check()
         assert page.locator("#model").evaluate("(node) => node.clientWidth") > 8 * len(LONG) * 0.8  # the whole name
         assert page.locator("header").evaluate("(node) => node.scrollWidth <= node.clientWidth")
+        assert page.locator("#delete").evaluate("(node) => node.getBoundingClientRect().bottom") < 640
         page.get_by_role("button", name="Settings").click()
         answer_with(page, "Two **wor", "ds**, then `code`:\n\n```python\nfor i in ", "range(3):\n    print(i)\n```")
         ask(page, "A question that takes more than one line on a phone, as most of them do")

@@ -245,6 +245,8 @@ async function copy(button, text) {
 
 /** Write a question anew. */
 function edit(exchange) {
+  edited?.node.classList.remove("edited");
+  exchange?.node.classList.add("edited");
   edited = exchange;
   byId("editing").hidden = !exchange;
   message.value = exchange?.text ?? "";

@@ -17,16 +17,20 @@ export function comparison(drafter, drafted, plain) {
     return element("tr", {}, element("th", { scope: "row" }, name), ...cells);
   });
   const table = element("table", {}, element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...lines));
-  const text = element("p", {}, verdict(drafted, plain));
+  const text = element("p", { className: isShort(drafted, plain) ? "how" : "" }, verdict(drafted, plain));
   const how = "Both answers were generated now, and nothing was copied from earlier answers.";
   const note = element("p", { className: "how" }, how);
   return element("section", { className: "comparison", "aria-label": "Comparison" }, table, text, note);
 }
 
+const FEWEST = 50; // tokens whose times say something
+const isShort = (...answers) => answers.some(({ timings }) => timings.predicted_n < FEWEST);
+
 /** The result in words. */
 export function verdict(drafted, plain) {
   const times = drafted.timings.predicted_per_second / plain.timings.predicted_per_second;
-  const speed = Number.isFinite(times) && times ? `${times.toFixed(2)} times as fast as plain decoding. ` : "";
+  let speed = Number.isFinite(times) && times ? `${times.toFixed(2)} times as fast as plain decoding. ` : "";
+  if (isShort(drafted, plain)) speed = `Fewer than ${FEWEST} tokens say little about speed. `;
   if (drafted.text === plain.text) return `${speed}The texts are the same.`;
   let i = 0;
   while (drafted.text[i] === plain.text[i]) i += 1;
