@@ -57,7 +57,7 @@ def test_messages_are_answered_as_by_a_chat(session: Session, engine: outrider.E
     assert printed.startswith(chat.send("hello").text + "\n")
     assert chat.send("why not").text in printed
     assert session.chat.turns == chat.turns
-    assert "Ended after 24 tokens." in printed
+    assert "Ended after 24 tokens" in printed
 
 
 def test_options_and_seeds(session: Session, engine: outrider.Engine) -> None:

@@ -112,18 +112,6 @@ def test_forced_tokens_are_drafted(engine: outrider.Engine) -> None:
     assert engine.draft_models["draft"].seconds == before
 
 
-@pytest.mark.slow
-def test_drafting_ahead_changes_no_text(engine: outrider.Engine) -> None:
-    """The guess of a round's outcome is a branch of the grammar that may not come true."""
-    config = outrider.Config().replace(cache_size=0.01, overlap=True, keep_records=False)
-    with outrider.Engine(engine.bundle, config) as ahead:
-        assert ahead.overlaps
-        for mode, schema in itertools.product(MODES, SCHEMAS.values()):
-            plain = text_of(engine, json_schema=schema, drafter=None, **mode)
-            drafted = text_of(ahead, json_schema=schema, drafter="draft", num_assistant_tokens=3, **mode)
-            assert drafted.token_ids == plain.token_ids
-
-
 def test_several_answers_with_grammars_of_their_own(engine: outrider.Engine) -> None:
     schemas = [*SCHEMAS.values()] * 2
     alone = [text_of(engine, json_schema=schema, temperature=1.0, seed=i) for i, schema in enumerate(schemas)]
@@ -304,29 +292,3 @@ def test_rejection_samples_the_masked_distribution(grammars: Grammars, verifier:
         many = [make_request(grammars, source, model, verifier=verifier, noise=Noise(seed * 50 + i)) for i in range(50)]
         counts.update(map(tuple, answer(main, *many)))
     assert chi_square_p_value(counts, expected) > 1e-6
-
-
-@pytest.mark.slow
-def test_a_real_model_in_fewer_rounds(smollm2: Path) -> None:
-    schema = {
-        "type": "object",
-        "properties": {
-            "name_of_the_city": {"type": "string", "maxLength": 20},
-            "temperature_in_celsius": {"type": "integer", "minimum": -50, "maximum": 60},
-            "kind_of_weather": {"enum": ["sunny", "rainy", "cloudy"]},
-            "wind_direction": {"enum": ["north", "east", "south", "west"]},
-        },
-        "required": ["name_of_the_city", "temperature_in_celsius", "kind_of_weather", "wind_direction"],
-        "additionalProperties": False,
-    }
-    with outrider.load(smollm2, cache_size=0.3) as engine:
-        for mode in MODES[:2]:
-            prompt = "How is the weather in Paris? Answer in JSON."
-            plain, *drafted = (
-                engine.generate(prompt, json_schema=schema, drafter=drafter, max_new_tokens=200, **mode)
-                for drafter in (None, "ngram", "suffix", "auto")
-            )
-            jsonschema.validate(json.loads(plain.text), schema)
-            for result in drafted:
-                assert result.token_ids == plain.token_ids
-                assert result.stats.tokens_per_round > 2

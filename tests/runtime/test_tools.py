@@ -643,14 +643,6 @@ def function_of(schema: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "f", "parameters": schema}}
 
 
-def test_arguments_between_tags_come_one_by_one() -> None:
-    stream = QWEN_CODER.stream()
-    assert stream.push("<tool_call>\n<function=f>\n<parameter=a>\n1 2") == [ToolCallDelta(0, "f", "")]
-    assert stream.push("\n</par") == []
-    assert stream.push("\n</parameter>\n<parameter=b>") == [ToolCallDelta(0, None, '{"a": "1 2\\n</par"')]
-    assert stream.push("3</parameter></function>") == [ToolCallDelta(0, None, ', "b": 3}')]
-
-
 def test_markers_that_are_special_tokens_are_kept() -> None:
     tokenizer = Fast(train_tokenizer(special=["<|im_end|>", "[TOOL_CALLS]"]))
     token_ids = tokenizer.encode('Well. [TOOL_CALLS] [{"name"<|im_end|>')

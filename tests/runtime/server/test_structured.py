@@ -19,24 +19,6 @@ TOOLS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_answers_follow_a_schema(client: Any, stream: bool) -> None:
-    form = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA, "strict": True}}
-    asked: dict[str, Any] = {
-        "model": "tiny", "messages": MESSAGES, "response_format": form, "temperature": 1, "seed": 3,
-    }  # fmt: skip
-    texts = []
-    for drafter in ("none", "suffix"):
-        answer = client.chat.completions.create(**asked, extra_body={"drafter": drafter}, stream=stream)
-        if stream:
-            texts.append("".join(chunk.choices[0].delta.content or "" for chunk in answer))
-        else:
-            texts.append(answer.choices[0].message.content)
-            assert answer.choices[0].finish_reason == "stop"
-    assert set(json.loads(texts[0])) == {"open", "kind"}
-    assert texts[0] == texts[1]
-
-
 @pytest.fixture(scope="module", params=["<tool_call></tool_call>", "<|tool_call_start|>", "<|tool_call>"])
 def caller_of_formats(request: pytest.FixtureRequest, tiny: Path) -> Iterator[Any]:
     """A client of a model that was told to call functions in JSON, as Python does, or as Gemma does."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, fields
 
 from rich.table import Table
@@ -29,7 +29,7 @@ class Reply:
 
     note: str = ""
     shown: Table | None = None
-    chunks: Iterator[TextChunk] | None = None
+    chunks: Generator[TextChunk, None, None] | None = None
     ends: bool = False
 
 

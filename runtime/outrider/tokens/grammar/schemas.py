@@ -241,7 +241,7 @@ class _Widening:
         return self._num_tried > _MOST_TRIED or _is_valid(json.dumps(schema))
 
 
-_ANY_NAME = (True, {}, {"type": "string"})
+_ANY_NAME: tuple[Any, ...] = (True, {}, {"type": "string"})
 
 
 def _pattern_of_names(rules: Any) -> str | None:
@@ -265,7 +265,7 @@ def _or_null(made: dict[str, Any]) -> dict[str, Any]:
     if isinstance(kinds, list) and made.keys().isdisjoint(("$ref", "allOf", "anyOf", "const", "enum")):
         made["type"] = kinds if "null" in kinds else [*kinds, "null"]
         return made
-    tables = {key: made.pop(key) for key in ("$defs", "definitions") if key in made}
+    tables: dict[str, Any] = {key: made.pop(key) for key in ("$defs", "definitions") if key in made}
     return {"anyOf": [made, {"type": "null"}], **tables}
 
 
