@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,12 +22,13 @@ from outrider.bundle import Bundle, read_bundle
 from outrider.bundle.hashes import sha256_of
 from outrider.cli import run
 from outrider.cli.serve import name_bundles
+from outrider.engine import joining
 from outrider.engine.opening import open_bundle
 from outrider.errors import BundleError, ExportError, OptionError
 from outrider.system import saved
 from outrider_export.bundles import bundle_cache, cached
 from outrider_export.bundles.bundle_cache import BundleCache, CachedSource
-from outrider_export.bundles.cached import _identity, first_bundle
+from outrider_export.bundles.cached import _identity
 from outrider_export.describe.plan import DEFAULT_WEIGHTS
 from outrider_export.sources import content
 from outrider_export.sources.source import Located
@@ -248,20 +250,52 @@ def test_a_changed_file_is_exported_anew(file: Path, files: list[Path]) -> None:
     assert opened(file)[0] == first  # it is still there
 
 
-def test_the_main_model_comes_first_and_is_the_pairs(file: Path, files: list[Path], folder: Path) -> None:
-    """Its files are taken over by the pair's bundle, which is found at once from then on."""
-    first, rest = first_bundle(file, files[1], progress=Told())
-    assert (len(first.manifest.drafters), rest is None) == (0, False)
-    assert rest is not None
-    pair = rest()
+def test_the_main_model_answers_before_the_draft_model_is_converted(
+    file: Path, files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are the pair's, whose bundle is found at once from then on; both starts write the same text."""
+    may_go, convert = threading.Event(), joining._converted
+    monkeypatch.setattr(joining, "_converted", lambda *given: may_go.wait() and convert(*given))
+    options: dict[str, Any] = {"draft": files[1], "measure": "idle", "cache_size": 0.01}
+    asked: dict[str, Any] = {"max_new_tokens": 12, "ignore_eos": True}
+    with outrider.load(file, **options) as engine:
+        first = engine.bundle
+        assert not first.manifest.drafters
+        assert engine.bundled_drafters == ("draft",)
+        before = engine.generate("Hello", **asked)
+        assert not engine._registry.models
+        may_go.set()
+        assert [*engine.draft_models] == ["draft"]
+        drafted = engine.generate("Hello", **asked, drafter="draft", num_assistant_tokens=3)
+        assert drafted.stats.num_draft_tokens
+    with outrider.load(file, **options) as engine:
+        pair = engine.bundle
+        again = engine.generate("Hello", **asked)
+    assert before.token_ids == drafted.token_ids == again.token_ids
     assert is_whole(pair)
     assert [drafter.name for drafter in pair.manifest.drafters] == ["draft"]
     for part in ("main", "tokenizer"):
         assert pair.files_of(part) == first.files_of(part)
     weights = [each.model_path(each.manifest.main).with_suffix(".bin") for each in (first, pair)]
     assert weights[0].samefile(weights[1])
-    assert first_bundle(file, files[1]) == (pair, None)
     assert opened(file, files[1])[0] == pair
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"measure": "first"}, {"measure": "idle", "drafter": "draft"}, {"measure": "idle", "overlap": True},
+], ids=str)  # fmt: skip
+def test_a_draft_model_that_cannot_come_later_is_converted_at_once(
+    file: Path, files: list[Path], options: dict[str, Any]
+) -> None:
+    with outrider.load(file, draft=files[1], cache_size=0.01, **options) as engine:
+        assert [*engine._registry.models] == [each.name for each in engine.bundle.manifest.drafters] == ["draft"]
+
+
+def test_a_draft_model_that_fits_no_main_model_is_refused_before_the_first_answer(file: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + bytes(100))
+    with pytest.raises(ExportError, match=r"broken\.gguf"):
+        outrider.load(file, draft=broken, measure="idle")
 
 
 def test_large_files_are_known_by_samples(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

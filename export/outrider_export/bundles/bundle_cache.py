@@ -230,6 +230,8 @@ class BundleCache:
             if file.size < _LARGE:
                 continue
             for other in others:
+                if own.samefile(other):  # it was taken over
+                    break
                 linked = own.with_name(f"{own.name}.linked")
                 with contextlib.suppress(OSError):  # no links here, too many of them, or it is deleted meanwhile
                     if not filecmp.cmp(own, other, shallow=False):  # weights may have been damaged since

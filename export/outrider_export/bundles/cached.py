@@ -10,17 +10,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from outrider.bundle.folder import Bundle, check_no_draft
+from outrider.bundle.folder import Bundle, PairToMake, check_no_draft
 from outrider.config.files import user_path
 from outrider.errors import BundleError, ExportError, OptionError
 from outrider.system import saved
 from outrider.system.files import shown, usable
 from outrider.system.progress import report
+from outrider.system.together import start
 from outrider.version import __version__
 from outrider_export.bundles.bundle_cache import BundleCache, CachedSource
 from outrider_export.bundles.find_draft import AUTO, find_draft
@@ -30,6 +30,10 @@ from outrider_export.sources.content import absolute, check_unchanged, content_o
 from outrider_export.sources.source import NONE, Located, default_name, fetch, locate, nearly_gguf
 from outrider_export.weights_choice.choice import machine_key
 
+if TYPE_CHECKING:
+    from outrider.bundle.manifest import Geometry
+    from outrider_export.bundles.export import ExportRequest
+
 _INTERVAL = 1.0  # seconds between two lines of a phase
 
 
@@ -38,37 +42,31 @@ def cached_bundle(
     draft: str | Path | None = None,
     *,
     for_this_machine: bool = True,
+    main_first: bool = False,
     progress: Progress | None = None,
 ) -> Bundle:
     """The bundle of a model, and of a draft model for it, in the forms that an export gives them unless told.
 
     draft: "auto" looks for one; see `find_draft`. "none": without the MTP module that the model's own files may have.
-    `main` may also be the name of a bundle in the cache.
+    `main` may also be the name of a bundle in the cache. main_first: of a pair that was not made yet, make the main
+    model's bundle, so that it can answer while the draft model is converted; see `Bundle.pair`.
 
     Raises as `export_bundle`, and BundleError when there is nothing of this name.
     """
     wanted = _find(main, draft, for_this_machine, progress or _Reported())
-    return wanted if isinstance(wanted, Bundle) else wanted.get()
-
-
-def first_bundle(
-    main: str | Path,
-    draft: str | Path | None = None,
-    *,
-    for_this_machine: bool = True,
-    progress: Progress | None = None,
-) -> tuple[Bundle, Callable[[], Bundle] | None]:
-    """A bundle, and what makes the pair's if this is the main model's alone: of a pair that was not made yet.
-
-    So the main model can be compiled, and answer, while the draft model is converted. The pair's bundle has its files.
-    Raises as `cached_bundle`.
-    """
-    wanted = _find(main, draft, for_this_machine, progress or _Reported())
     if isinstance(wanted, Bundle):
-        return wanted, None
-    if wanted.alone is None or wanted.made() is not None:
-        return wanted.get(), None
-    return wanted.alone.get(), wanted.get
+        return wanted
+    if not main_first or wanted.alone is None or wanted.made() is not None:
+        return wanted.get()
+    with start([wanted.draft_geometry]) as (draft_geometry,):
+        alone = wanted.alone.get()
+    if (geometry := draft_geometry.result()) is None:
+        return wanted.get()
+
+    def make(quiet: bool) -> Bundle:
+        return dataclasses.replace(wanted, progress=Silent() if quiet else _Reported()).get()
+
+    return dataclasses.replace(alone, pair=PairToMake(geometry, make))
 
 
 def _find(main: str | Path, draft: str | Path | None, for_this_machine: bool, progress: Progress) -> Bundle | _Wanted:
@@ -121,11 +119,31 @@ class _Wanted:
         title = default_name(self.main, None if self.alone is None else self.draft)
         return self.cache.get(title, self.key, self.sources, self._make, self.progress)
 
+    def draft_geometry(self) -> Geometry | None:
+        """The draft model's, if it can join a main model that is compiled. Raises as `export_bundle`."""
+        from outrider_export.bundles.export import Export
+
+        return Export(self._request(), self.cache.folder, Silent()).draft_geometry()
+
+    def _request(self) -> ExportRequest:
+        """What is asked of an export."""
+        from outrider_export.bundles.export import ExportRequest
+
+        commits = [source.content if source.kind == "hub" else None for source in self.sources]
+        return ExportRequest(
+            self.main,
+            self.draft,
+            revision=commits[0],
+            draft_revision=None if self.alone is None else commits[-1],
+            for_this_machine=self.for_this_machine,
+            main_from=None if self.alone is None else self.alone.made(),
+            hashes_sources=False,  # the cache knows them
+        )
+
     def _make(self, output: Path) -> Bundle:
-        from outrider_export.bundles.export import Export, ExportRequest
+        from outrider_export.bundles.export import Export
 
         sources = self.sources
-        commits = [source.content if source.kind == "hub" else None for source in sources]
         paths = [absolute(Path(source.name)) for source in sources if source.kind != "hub"]
         if gone := [path for path in paths if not path.exists()]:
             raise ExportError(
@@ -135,16 +153,7 @@ class _Wanted:
         before = [stamps_of(path) for path in paths]
         whose = " and ".join(source.name for source in sources)
         self.progress.note(f"Making a bundle of {whose}, once, in {self.cache.folder}.")
-        request = ExportRequest(
-            self.main,
-            self.draft,
-            revision=commits[0],
-            draft_revision=None if self.alone is None else commits[-1],
-            for_this_machine=self.for_this_machine,
-            main_from=None if self.alone is None else self.alone.made(),
-            hashes_sources=False,  # the cache knows them
-        )
-        made = Export(request, output, self.progress).run()
+        made = Export(self._request(), output, self.progress).run()
         for path, stamps in zip(paths, before, strict=True):
             check_unchanged(path, stamps)
         return made

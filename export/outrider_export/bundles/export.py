@@ -16,6 +16,7 @@ from outrider.bundle.manifest import (
     SCHEMA_VERSION,
     DrafterEntry,
     Format,
+    Geometry,
     Manifest,
     ModelEntry,
     TextEncoderKind,
@@ -156,6 +157,22 @@ class Export:
             plans = self._plan(asked)
             self._write(target, plans)
             return read_bundle(target.output)
+
+    def draft_geometry(self) -> Geometry | None:
+        """The draft model's, of a pair with the default options; None if it cannot join a compiled main model.
+
+        Raises as `export_bundle` for a pair that cannot be exported.
+        """
+        request, form = self.request, PORTABLE[0]
+        source, draft = locate(request.main, request.revision), locate(request.draft or "", request.draft_revision)
+        if kind_of_text_encoder(source) is not None:
+            return None
+        self._adapter, self._takes_own, self._diet = None, False, check_diet(True, None, None)
+        main, *drafts = self._plan([_Asked("main", source, form, None), _Asked("draft", draft, form, None)])
+        if not drafts or main.encoder:  # a head, which reads the main model's hidden states
+            return None
+        pair_vocabularies(main, drafts[0], self.progress)
+        return drafts[0].geometry
 
     def _text_encoder(self, source: Located, kind: TextEncoderKind, form: str) -> Bundle:
         """The export of a model that writes no text."""

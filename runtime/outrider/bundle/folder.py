@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from tokenize import TokenError
 from typing import TYPE_CHECKING
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from outrider.bundle.manifest import AdapterEntry, FileEntry, ModelEntry, TokenizerEntry
+    from outrider.bundle.manifest import AdapterEntry, FileEntry, Geometry, ModelEntry, TokenizerEntry
 
 # For weights, and for larger files than this, only the size is checked. All other files are hashed at every start,
 # because wrong bytes in a tokenizer's file would end the process. The 22 MB of a Qwen2.5 pair take 27 ms.
@@ -47,11 +47,20 @@ _AGAIN = "Export the bundle again."
 
 
 @dataclass(frozen=True)
+class PairToMake:
+    """A pair that is not converted yet. make: converts its draft model, quietly if True, and gives its bundle."""
+
+    draft: Geometry
+    make: Callable[[bool], Bundle]
+
+
+@dataclass(frozen=True)
 class Bundle:
-    """A bundle's folder and its manifest."""
+    """A bundle's folder and its manifest. pair: this has the main model of that alone."""
 
     folder: Path
     manifest: Manifest
+    pair: PairToMake | None = field(default=None, compare=False)
 
     def model_path(self, model: ModelEntry) -> Path:
         """The file that the backend of `model.format` opens."""

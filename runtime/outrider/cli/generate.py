@@ -95,7 +95,7 @@ def generate(
     if config.device.adapters is None:  # what the request does not need would make it slower
         adapter = config.generation.adapter
         config = config.replace(adapters=() if adapter is None else (adapter,))
-    engine = load_model(open_model(bundle, draft, quiet=as_json, config=config), config)
+    engine = load_model(open_model(bundle, draft, quiet=as_json, config=config, main_first=not compare), config)
     if compare:
         few = min(config.generation.max_new_tokens or 16, 16)
         warm_up(engine, request, config.generation.drafter, max_new_tokens=few, min_new_tokens=0, **arguments)

@@ -7,6 +7,7 @@ def inspect(bundle: str, draft: str | None) -> None:
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -34,14 +35,17 @@ def draft_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--draft", metavar="DRAFT", help=described)(function)
 
 
-def open_model(bundle: str, draft: str | None, *, quiet: bool, config: Config | None = None) -> Bundle:
+def open_model(
+    bundle: str, draft: str | None, *, quiet: bool, config: Config | None = None, main_first: bool = False
+) -> Bundle:
     """As `outrider.engine.opening.open_bundle`, with an export's progress on standard error.
 
     config: that it will be loaded with, which may ask for what only one format has.
     """
     free = config is None or config.device.takes_any_form
+    main_first = main_first and config is not None and config.drafts_may_join
     with terminable(), Bars(quiet=quiet) as bars:
-        return open_bundle(bundle, draft, for_this_machine=free, progress=bars)
+        return open_bundle(bundle, draft, for_this_machine=free, main_first=main_first, progress=bars)
 
 
 def load_model(bundle: Bundle, config: Config, **options: Any) -> Engine:
@@ -49,4 +53,13 @@ def load_model(bundle: Bundle, config: Config, **options: Any) -> Engine:
     from outrider.engine.engine import load
 
     with progress_line(f"Loading {bundle.folder.name}.", quiet=True):
-        return load(bundle, config, **options)
+        engine = load(bundle, config, **options)
+    if engine.bundle.pair is not None:
+        click.get_current_context().call_on_close(partial(_finish, engine))
+    return engine
+
+
+def _finish(engine: Engine) -> None:
+    """Say what a program still does at its end: what was begun is there at the next start."""
+    with progress_line("The draft model is converted, once."):
+        _ = engine.draft_models

@@ -50,6 +50,12 @@ class Config:
         sections = {name: dataclasses.replace(getattr(self, name), **values) for name, values in changed.items()}
         return dataclasses.replace(self, **sections)
 
+    @property
+    def drafts_may_join(self) -> bool:
+        """Whether draft models may be loaded while the engine answers: none is asked for, and all are on the CPU."""
+        can_wait = self.generation.drafter == "auto" and self.scheduler.overlap is not True
+        return can_wait and self.device.is_on_cpu and self.device.measure != "first"
+
 
 SECTIONS: dict[str, type] = {"generation": GenerationConfig, "scheduler": SchedulerConfig, "device": DeviceConfig}
 SECTION_OF = {name: section for section, cls in SECTIONS.items() for name in options_of(cls)}

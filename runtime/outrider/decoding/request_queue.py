@@ -58,6 +58,11 @@ class RequestQueue:
         """Whether `close` was not called yet."""
         return self._stop.alive
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether requests run or wait."""
+        return bool(self._scheduler.running or self._scheduler.waiting)
+
     def check_open(self) -> None:
         """Raise RequestError after `close`, and in a process that was forked from the worker's process."""
         check_process(self._pid)

@@ -23,17 +23,18 @@ Maker = Callable[[DrafterEntry, CompiledModel, Bundle, dict[str, Any]], DraftMod
 
 
 def make_drafter(
-    entry: DrafterEntry,
     loaded: LoadedModel,
-    bundle: Bundle,
     scheduler: SchedulerConfig,
     tokenizer: TextTokenizer,
     own: TextTokenizer | None = None,
 ) -> DraftModel:
-    """Make a drafter of a bundle's draft model. Its cache must be allocated.
+    """Make a drafter of a draft model. Its cache must be allocated.
 
     tokenizer: the main model's. own: the draft model's own tokenizer; by default the bundle's.
     """
+    entry, bundle = loaded.spec.drafter, loaded.spec.bundle
+    if entry is None:
+        raise ValueError(f"{loaded.spec} is no draft model")
     vocabulary = subset = None
     if entry.vocabulary != "same" and entry.tokenizer:
         own = own or Tokenizer(bundle.folder / entry.tokenizer.folder)

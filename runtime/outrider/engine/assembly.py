@@ -23,7 +23,7 @@ from outrider.decoding.row_budget import RowBudget
 from outrider.drafters import AnswerStore
 from outrider.drafters.bundled import make_drafter
 from outrider.drafters.drafter_registry import DrafterRegistry, records_of
-from outrider.engine.joining import Joining
+from outrider.engine.joining import PENDING, Joining
 from outrider.engine.opening import open_draft_bundle
 from outrider.engine.preparation import Preparation
 from outrider.engine.prompts import Prompts, check_adapter
@@ -112,7 +112,7 @@ def assemble(
     count = config.generation.num_assistant_tokens
     if device.npu_window is None and not isinstance(count, str):
         device = dataclasses.replace(device, npu_window=count + 1)
-    later = _come_later(main, drafts, config, device, named=bool(named))
+    later = _come_later(main, drafts, config, device)
     prepare_arrays()
     admission = Admission(manifest, scheduler.cache_size)
     with ThreadPoolExecutor(1) as pool:  # OpenVINO prepares graphs meanwhile
@@ -121,20 +121,19 @@ def assemble(
         def allocate(backends: dict[str, CompiledModel]) -> None:
             """Calls are timed after this, and nothing else is to run meanwhile."""
             wait([made])
-            admission.allocate(backends, sum(_BYTES * spec.model.geometry.numbers_per_token for spec in later))
+            waiting = [spec.model.geometry for spec in later] + ([bundle.pair.draft] if bundle.pair else [])
+            admission.allocate(backends, sum(_BYTES * geometry.numbers_per_token for geometry in waiting))
 
         roles = [spec.role for spec in later]
         loaded, placement = load_models(main, drafts, device, allocate, can_leave_out=not named, later=roles)
     public, tokenizer = made.result()
     config = dataclasses.replace(config, device=placement.named_in(config.device))
 
-    make = functools.partial(
-        make_drafter, bundle=draft_bundle, scheduler=scheduler, tokenizer=tokenizer, own=draft_tokenizer
-    )
+    make = functools.partial(make_drafter, scheduler=scheduler, tokenizer=tokenizer, own=draft_tokenizer)
     registry = DrafterRegistry(
         loaded,
-        {entry.name: make(entry, loaded[entry.name]) for entry in entries if entry.name in loaded},
-        [entry.name for entry in bundled],
+        {entry.name: make(loaded[entry.name]) for entry in entries if entry.name in loaded},
+        [*(entry.name for entry in bundled), *([PENDING] if bundle.pair else [])],
         encode=lambda text: [token_id for piece in pieces_of(text) for token_id in tokenizer.encode(piece)],
         loaded_with=wanted,
         store=store,
@@ -164,24 +163,27 @@ def assemble(
     cost = None if backend.capabilities.fixed else loaded["main"].cost
     rows = RowBudget(scheduler.max_num_batched_tokens, scheduler.max_round_seconds, cost)
     queue = RequestQueue(backend, rows, prefixes, _idle_jobs(preparation, rows, scheduler))
-    by_name = {entry.name: entry for entry in entries}
     Joining(
-        preparation,
-        queue,
-        make=lambda model: make(by_name[model.spec.role], model),
-        stored=lambda model: _stored(bundle, model.spec.role, model, loaded["main"]),
-    ).start(later)
+        preparation, queue, make=make, stored=lambda model: _stored(bundle, model.spec.role, model, loaded["main"])
+    ).start(later, bundle, device)
     return EngineParts(config, public, placement, preparation, queue)
 
 
-def _come_later(
-    main: ModelSpec, drafts: Sequence[ModelSpec], config: Config, device: DeviceConfig, *, named: bool
-) -> list[ModelSpec]:
+def whole_if_needed(bundle: Bundle, config: Config) -> Bundle:
+    """A pair's bundle, made now, in the place of its main model's, if its draft model cannot join later.
+
+    Raises as `open_bundle`.
+    """
+    if bundle.pair is None:
+        return bundle
+    main = specs_of(bundle, bundle, ())[0].on("CPU", config.device)
+    can_wait = config.drafts_may_join and config.device.draft_bundle is None and main.answers_first
+    return bundle if can_wait else bundle.pair.make(False)
+
+
+def _come_later(main: ModelSpec, drafts: Sequence[ModelSpec], config: Config, device: DeviceConfig) -> list[ModelSpec]:
     """The draft models that are loaded while the engine answers: those on the CPU that read tokens alone."""
-    here, options = main.on("CPU", device), config.scheduler
-    if named or options.overlap is True or not here.answers_first or device.main_device != "CPU":
-        return []
-    if device.draft_device not in (None, "CPU"):
+    if not (config.drafts_may_join and main.on("CPU", device).answers_first):
         return []
     own = [spec.on("CPU", device) for spec in drafts if spec.drafter and spec.drafter.kind == "draft_model"]
     return [spec for spec in own if spec.answers_first]

@@ -67,7 +67,8 @@ def load(
     """
     with listener(progress):
         config = load_config(config).replace(**options)
-        opened = open_bundle(bundle, draft, for_this_machine=config.device.takes_any_form)
+        free = config.device.takes_any_form
+        opened = open_bundle(bundle, draft, for_this_machine=free, main_first=config.drafts_may_join)
         return Engine(opened, config)
 
 

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING
 
+from outrider.bundle.folder import draft_models_of
 from outrider.decoding.answer import isolated
 from outrider.decoding.idle import harmless
-from outrider.errors import DeviceWarning, one_line
+from outrider.errors import DeviceWarning, EngineClosed, one_line
 from outrider.models.tuning.costs import cost_of
 from outrider.models.tuning.loading import compile_checked
 from outrider.models.tuning.measure.slots import open_slot, random_tokens
+from outrider.models.tuning.model_spec import specs_of
+from outrider.system.progress import report
 from outrider.types import Chunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from outrider.bundle.folder import Bundle
+    from outrider.config import DeviceConfig
     from outrider.decoding.answer import Answer
     from outrider.decoding.request_queue import RequestQueue
     from outrider.drafters import DraftModel
@@ -28,7 +36,9 @@ if TYPE_CHECKING:
     from outrider.models.tuning.loading import LoadedModel
     from outrider.models.tuning.model_spec import ModelSpec
 
+PENDING = "draft"  # the name of a draft model that is not converted yet
 _HEAD_START_SECONDS, _LOOK_SECONDS = 1.0, 0.02  # for the first request, if there is one
+_NICENESS = 10  # of a conversion: an answer that runs beside it keeps nine tenths of the processor
 
 
 @dataclass(frozen=True)
@@ -43,40 +53,47 @@ class Joining:
     make: Callable[[LoadedModel], DraftModel]
     stored: Callable[[LoadedModel], StoredModel]
 
-    def start(self, specs: Sequence[ModelSpec]) -> None:
-        """Load these models, one after the other, in a thread that ends with them."""
+    def start(self, specs: Sequence[ModelSpec], bundle: Bundle, device: DeviceConfig) -> None:
+        """Load these models, one after the other, in a thread that ends with them; or convert and load a pair's."""
+        finds: dict[str, Callable[[], ModelSpec]] = {spec.role: partial(_itself, spec) for spec in specs}
+        if bundle.pair is not None:
+            report("The draft model is converted while the engine answers.")
+            finds[PENDING] = partial(_converted, bundle, device)
         registry = self.preparation.registry
-        registry.loading = {spec.role: Event() for spec in specs}
+        registry.loading = {role: Event() for role in finds}
         pool = ThreadPoolExecutor(1, thread_name_prefix="outrider-joining")
-        for spec in specs:
-            pool.submit(self._load, spec, registry.loading[spec.role])
+        for role, find in finds.items():
+            pool.submit(self._load, role, find, registry.loading[role])
         pool.shutdown(wait=False)
 
-    def _load(self, spec: ModelSpec, done: Event) -> None:
+    def _load(self, role: str, find: Callable[[], ModelSpec], done: Event) -> None:
         """Load one model, and have the engine's thread take it."""
         loaded, registry = self.preparation.loaded, self.preparation.registry
         admission, prefixes = self.preparation.prompts.admission, self.preparation.prefixes
         try:
-            _wait_for_first_call(loaded["main"])
+            self._wait_for_first_call()
+            spec = find()
+            if not self.queue.is_open:
+                raise EngineClosed
             model = compile_checked(spec)
             admission.allocate_beside(model.backend)
             model.cost = cost_of(spec, model.backend)
             _pack(model)
             drafter = self.make(model)
         except Exception as error:  # requests are answered without it
-            registry.leave_out(spec.role)
+            registry.leave_out(role)
             done.set()
             if self.queue.is_open:
-                warnings.warn(f"{spec} is left out: {one_line(error)}.", DeviceWarning, stacklevel=2)
+                warnings.warn(f"The draft model '{role}' is left out: {one_line(error)}.", DeviceWarning, stacklevel=2)
             return
 
         def join(running: Sequence[Answer]) -> None:
-            loaded[spec.role] = model
-            admission.backends[spec.role] = model.backend
+            loaded[role] = model
+            admission.backends[role] = model.backend
             if prefixes is not None:
                 with harmless("A draft model's prefixes cannot be saved"):
-                    prefixes.add(spec.role, self.stored(model))
-            registry.join(spec.role, drafter)
+                    prefixes.add(role, self.stored(model))
+            registry.join(role, drafter)
             for answer in running:
                 if drafter in answer.request.drafters:
                     with isolated(answer):
@@ -88,12 +105,31 @@ class Joining:
             if not self.queue.is_open:
                 done.set()
 
+    def _wait_for_first_call(self) -> None:
+        """Let the first prompt go first, if it comes in a moment: the processor is the main model's until then."""
+        main, until = self.preparation.loaded["main"], time.monotonic() + _HEAD_START_SECONDS
+        while not main.backend.seconds and (self.queue.is_busy or time.monotonic() < until):
+            time.sleep(_LOOK_SECONDS)
 
-def _wait_for_first_call(main: LoadedModel) -> None:
-    """Let the first prompt go first: the processor is the main model's until then, for a moment."""
-    until = time.monotonic() + _HEAD_START_SECONDS
-    while not main.backend.seconds and time.monotonic() < until:
-        time.sleep(_LOOK_SECONDS)
+
+def _itself(spec: ModelSpec) -> ModelSpec:
+    return spec
+
+
+def _converted(bundle: Bundle, device: DeviceConfig) -> ModelSpec:
+    """The draft model of the pair that a bundle belongs to. It is converted now, and gives way to answers."""
+    if bundle.pair is None:
+        raise AssertionError("the caller has found one")
+    with ThreadPoolExecutor(1, initializer=_give_way) as pool:
+        pair = pool.submit(bundle.pair.make, True).result()
+    (spec,) = specs_of(bundle, pair, draft_models_of(pair, bundle))[1]
+    return spec.on("CPU", device)
+
+
+def _give_way() -> None:
+    """Give this thread, and the processes that it starts, a low priority, where a thread has one of its own."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
 
 
 def _pack(model: LoadedModel) -> None:

@@ -26,12 +26,14 @@ def open_bundle(
     draft: str | Path | None = None,
     *,
     for_this_machine: bool = True,
+    main_first: bool = False,
     progress: Progress | None = None,
 ) -> Bundle:
     """The bundle in a folder; or that of a .gguf file, a checkpoint folder or a hub id, exported if it was not yet.
 
     draft: the draft model for a model that is no bundle, of the same kinds; "auto": one that is found, or those of a
-    bundle. for_this_machine, progress: of an export; see `outrider_export.export_bundle`.
+    bundle. for_this_machine, progress: of an export; see `outrider_export.export_bundle`. main_first: whether a pair
+    that is not converted yet may begin with its main model; see `Bundle.pair`.
 
     Raises:
         BundleError: when there is nothing of this name, or the bundle is damaged.
@@ -49,7 +51,7 @@ def open_bundle(
     what = f"{shown(model)} is no bundle, and the export half of outrider, which makes one of a model, is not installed"
     with needs(what, "export", ExportError):
         from outrider_export.bundles.cached import cached_bundle
-    return cached_bundle(model, draft, for_this_machine=for_this_machine, progress=progress)
+    return cached_bundle(model, draft, for_this_machine=for_this_machine, main_first=main_first, progress=progress)
 
 
 def open_draft_bundle(bundle: Bundle, options: DeviceConfig) -> Bundle:

@@ -18,6 +18,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
+from outrider.bundle import Bundle
 from outrider.config import Config
 from outrider.errors import OutriderError
 from outrider.server.addresses import nearest_address
@@ -50,7 +51,7 @@ _METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
 
 def make_app(
-    bundles: Mapping[str, str | Path], settings: Settings | None = None, config: Config | None = None
+    bundles: Mapping[str, str | Path | Bundle], settings: Settings | None = None, config: Config | None = None
 ) -> Starlette:
     """An ASGI app that serves bundles by name.
 

@@ -128,7 +128,7 @@ class Models:
         BundleError: when a bundle is missing or damaged.
     """
 
-    def __init__(self, bundles: Mapping[str, str | Path], config: Config, *, strict: bool = False) -> None:
+    def __init__(self, bundles: Mapping[str, str | Path | Bundle], config: Config, *, strict: bool = False) -> None:
         if not bundles:
             raise OptionError("No model is served. Name at least one bundle.")
         any_form = config.device.takes_any_form

@@ -40,7 +40,7 @@ def chat(
         raise click.UsageError("--resume has the conversation's own system message: leave out --system.")
     config = read_options(options)
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    with load_model(open_model(bundle, draft, quiet=False, config=config), config) as engine:
+    with load_model(open_model(bundle, draft, quiet=False, config=config, main_first=True), config) as engine:
         session = Session(engine, system)
         if resume is not None:
             session.load(resume)
