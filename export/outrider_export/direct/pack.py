@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     _Form: TypeAlias = tuple[str, int, int | None]  # a matrix's kind of weights, group and further columns
 
 _CHUNK = 1 << 18  # weights that are rounded at a time, which fit in a processor's own cache
+_JOB = 1 << 22  # weights
 _GROUPS = (64, 32)  # sizes of groups in int4
 _LARGEST = {"int8": 255, "int4": 15}  # codes
 _FLOATS: dict[str, type[np.generic]] = {"fp16": np.float16, "fp32": np.float32}
@@ -168,14 +169,19 @@ def read_all(
         ExportError: when one is of a type that cannot be read.
         OSError: when the disk is full.
     """
+
+    def read_span(name: str, span: slice) -> int:
+        rows, columns = matrices[name].shape
+        step = max(1, _CHUNK // columns)
+        for first in range(span.start, span.stop, step):
+            read(name, slice(first, min(first + step, span.stop)))
+        return matrices[name].num_bytes * (span.stop - span.start) // rows
+
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        jobs = {
-            pool.submit(read, name, part): size for name, matrix in matrices.items() for part, size in _parts(matrix)
-        }
+        jobs = [pool.submit(read_span, name, span) for name, matrix in matrices.items() for span in _spans(matrix)]
         try:
             for job in as_completed(jobs):
-                job.result()
-                advance(jobs[job])
+                advance(job.result())
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -278,13 +284,11 @@ def _layout(shape: tuple[int, int], kind: str, group: int) -> list[tuple[type[np
     return [(np.uint8, (rows, columns // (2 if kind == "int4" else 1))), (np.uint8, groups), (np.float16, groups)]
 
 
-def _parts(matrix: Matrix) -> Iterator[tuple[slice, int]]:
-    """Slices of rows, with their bytes in the file."""
+def _spans(matrix: Matrix) -> list[slice]:
+    """The rows of a thread's jobs: few, as each wakes the thread that waits for all of them."""
     rows, columns = matrix.shape
-    step = max(1, _CHUNK // columns)
-    for first in range(0, rows, step):
-        count = min(step, rows - first)
-        yield slice(first, first + count), matrix.num_bytes * count // rows
+    step = max(1, _JOB // columns)
+    return [slice(first, min(first + step, rows)) for first in range(0, rows, step)]
 
 
 def _round(matrix: Matrix, packed: PackedMatrix, part: slice) -> None:

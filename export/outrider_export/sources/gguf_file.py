@@ -78,7 +78,7 @@ class TensorInfo:
 
     def stored(self) -> NDArray[np.uint8]:
         """Its bytes, as the file has them: uint8 [num_bytes], mapped."""
-        return np.memmap(self.path, np.uint8, "r", self.begin, (self.num_bytes,))
+        return np.asarray(np.memmap(self.path, np.uint8, "r", self.begin, (self.num_bytes,)))
 
 
 @dataclass(frozen=True)
