@@ -38,19 +38,6 @@ class ForModel:
         self._progress.phase(f"{name} {self._role}", total)
 
 
-class Notes:
-    """Passes notes on, and nothing else: of what is done beside another phase."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.note = progress.note
-
-    def phase(self, name: str, total: int | None = None) -> None:
-        """Ignored."""
-
-    def advance(self, count: int) -> None:
-        """Ignored."""
-
-
 class Silent:
     """The default: ignores all events."""
 
@@ -62,3 +49,14 @@ class Silent:
 
     def note(self, text: str) -> None:
         """Ignored."""
+
+
+class Notes(Silent):
+    """Passes notes on, and nothing else: of what is done beside another phase."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+
+    def note(self, text: str) -> None:
+        """As of the other."""
+        self.progress.note(text)

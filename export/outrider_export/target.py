@@ -10,19 +10,22 @@ If anything fails before `commit`, Ctrl-C included, no files are left, and an ol
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
+from outrider.bundle.fields import NAME
 from outrider.bundle.folder import Bundle, read_bundle
 from outrider.bundle.hashes import list_files
+from outrider.bundle.kinds import RESERVED_NAMES
 from outrider.bundle.manifest import MANIFEST_NAME, write_manifest
-from outrider.errors import ExportError
+from outrider.errors import ExportError, OptionError
 from outrider_export.progress import Progress
 
 
@@ -155,3 +158,14 @@ def link_or_copy(source: str | Path, target: str | Path) -> None:
         os.link(Path(source).resolve(), target)
     except OSError:
         shutil.copyfile(source, target)
+
+
+def check_new_name(name: str, what: str, taken: Sequence[str], folder: Path) -> None:
+    """Raise OptionError unless `name` can be that of something new in a bundle, which gets this folder there."""
+    if name in taken:
+        raise OptionError(f"The bundle has {what} {name!r} already ({', '.join(taken)}). Choose another name.")
+    if not re.fullmatch(NAME, name) or name in RESERVED_NAMES or folder.exists():
+        raise OptionError(
+            f"name={name!r} cannot be {what}'s: it has to be letters, digits, '.', '_' and '-', no folder of the "
+            f"bundle, and none of {', '.join(RESERVED_NAMES)}. Choose another name."
+        )

@@ -72,7 +72,7 @@ def test_what_does_not_fit_is_refused_and_nothing_changes(
         (tied, {"weights": "int3"}, OptionError, "weights='int3' is not a weight format"),
         (tied, {"weights": "keep"}, OptionError, "'keep' is for GGUF files"),
         (tied, {"draft_vocab": 2}, OptionError, "draft_vocab=2 leaves no room for text"),
-        (tied, {"name": "auto"}, OptionError, "name='auto' has another meaning"),
+        (tied, {"name": "auto"}, OptionError, "name='auto' cannot be a drafter's"),
         (empty, {}, ExportError, "empty"),
     ]
     for source, options, error, said in cases:

@@ -6,19 +6,16 @@ outrider.load("my-bundle").generate("Hello", adapter="pirate")
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.bundle.fields import NAME
 from outrider.bundle.fit import check_writes
 from outrider.bundle.folder import Bundle, read_bundle
-from outrider.bundle.kinds import RESERVED_NAMES
 from outrider.bundle.manifest import ADAPTER_NAMES, AdapterEntry, Source
 from outrider.config.files import user_path
-from outrider.errors import ExportError, OptionError
+from outrider.errors import ExportError
 from outrider.models.backends.adapters import check_matrices
 from outrider.models.backends.projections import NAMES, projections_of
 from outrider.models.backends.taps import read_ir
@@ -28,7 +25,7 @@ from outrider.version import __version__
 from outrider_export.heads import container
 from outrider_export.progress import Progress, Silent
 from outrider_export.sources.peft_adapter import LoraAdapter, layer_of, read_adapter
-from outrider_export.target import Target, rewrite
+from outrider_export.target import Target, check_new_name, rewrite
 
 
 def add_adapter(
@@ -53,7 +50,7 @@ def add_adapter(
         )
     read = read_adapter(usable(user_path(adapter)))
     name = read.id if name is None else name
-    check_name(name, old)
+    check_new_name(name, "an adapter", [each.name for each in old.manifest.adapters], old.folder / f"adapter-{name}")
     matrices = matrices_of(read)
     geometry = main.geometry
     if any(geometry.layer_states):
@@ -98,15 +95,3 @@ def matrices_of(adapter: LoraAdapter) -> dict[str, NDArray[np.float32]]:
         made[f"layers.{number}.{name}.A"] = change.down
         made[f"layers.{number}.{name}.B"] = change.up * np.float32(change.scale)
     return made
-
-
-def check_name(name: str, bundle: Bundle) -> None:
-    """Raise OptionError unless an adapter of the bundle can be called `name`."""
-    taken = [each.name for each in bundle.manifest.adapters]
-    if name in taken:
-        raise OptionError(f"The bundle has an adapter {name!r} already ({', '.join(taken)}). Choose another --name.")
-    if not re.fullmatch(NAME, name) or name in RESERVED_NAMES or (bundle.folder / f"adapter-{name}").exists():
-        raise OptionError(
-            f"name={name!r} cannot be an adapter's: it has to be letters, digits, '.', '_' and '-', and none of "
-            f"{', '.join(RESERVED_NAMES)}. Choose another --name."
-        )

@@ -31,7 +31,6 @@ from outrider_export.sources.source import NONE, Located, default_name, fetch, l
 from outrider_export.weights_choice.choice import machine_key
 
 if TYPE_CHECKING:
-    from outrider.bundle.manifest import Geometry
     from outrider_export.bundles.export import ExportRequest
 
 _INTERVAL = 1.0  # seconds between two lines of a phase
@@ -58,9 +57,11 @@ def cached_bundle(
         return wanted
     if not main_first or wanted.alone is None or wanted.made() is not None:
         return wanted.get()
-    with start([wanted.draft_geometry]) as (draft_geometry,):
+    from outrider_export.bundles.export import Export
+
+    with start([Export(wanted.request(), wanted.cache.folder, Silent()).draft_geometry]) as (planned,):
         alone = wanted.alone.get()
-    if (geometry := draft_geometry.result()) is None:
+    if (geometry := planned.result()) is None:
         return wanted.get()
 
     def make(quiet: bool) -> Bundle:
@@ -119,13 +120,7 @@ class _Wanted:
         title = default_name(self.main, None if self.alone is None else self.draft)
         return self.cache.get(title, self.key, self.sources, self._make, self.progress)
 
-    def draft_geometry(self) -> Geometry | None:
-        """The draft model's, if it can join a main model that is compiled. Raises as `export_bundle`."""
-        from outrider_export.bundles.export import Export
-
-        return Export(self._request(), self.cache.folder, Silent()).draft_geometry()
-
-    def _request(self) -> ExportRequest:
+    def request(self) -> ExportRequest:
         """What is asked of an export."""
         from outrider_export.bundles.export import ExportRequest
 
@@ -143,17 +138,16 @@ class _Wanted:
     def _make(self, output: Path) -> Bundle:
         from outrider_export.bundles.export import Export
 
-        sources = self.sources
-        paths = [absolute(Path(source.name)) for source in sources if source.kind != "hub"]
+        paths = [absolute(Path(source.name)) for source in self.sources if source.kind != "hub"]
         if gone := [path for path in paths if not path.exists()]:
             raise ExportError(
                 f"There is no {gone[0]} any more, and the bundle made from it is damaged, or of another version. "
                 "Restore it, or name another model."
             )
         before = [stamps_of(path) for path in paths]
-        whose = " and ".join(source.name for source in sources)
+        whose = " and ".join(source.name for source in self.sources)
         self.progress.note(f"Making a bundle of {whose}, once, in {self.cache.folder}.")
-        made = Export(self._request(), output, self.progress).run()
+        made = Export(self.request(), output, self.progress).run()
         for path, stamps in zip(paths, before, strict=True):
             check_unchanged(path, stamps)
         return made

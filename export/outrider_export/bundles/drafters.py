@@ -9,16 +9,13 @@ The bundle is written anew, with links to the old one's files where the disk all
 from __future__ import annotations
 
 import dataclasses
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.bundle.fields import NAME
 from outrider.bundle.fit import check_writes
 from outrider.bundle.folder import Bundle, read_bundle
-from outrider.bundle.kinds import RESERVED_NAMES
 from outrider.bundle.manifest import DrafterEntry, ModelEntry
-from outrider.errors import ExportError, OptionError, VocabularyMismatch
+from outrider.errors import ExportError, VocabularyMismatch
 from outrider.version import __version__
 from outrider_export.bundles.convert_model import convert_model, describe_drafter
 from outrider_export.describe.pairing import Pairing
@@ -32,7 +29,7 @@ from outrider_export.heads.plan import DEFAULT_WEIGHTS, HeadPlan
 from outrider_export.heads.write import check_head_weights
 from outrider_export.progress import Progress, Silent
 from outrider_export.sources.source import Located, architectures_of, fetch, locate, read_json
-from outrider_export.target import Target, check_space, rewrite
+from outrider_export.target import Target, check_new_name, check_space, rewrite
 from outrider_export.tokenizers.vocabulary import Vocabulary
 
 
@@ -156,10 +153,4 @@ class DraftModelPlan:
 
 def check_name(name: str, bundle: Bundle) -> None:
     """Raise OptionError unless a drafter of the bundle can be called `name`, and its folder, too."""
-    taken = [each.name for each in bundle.manifest.drafters]
-    if name in taken:
-        raise OptionError(f"The bundle has a drafter {name!r} already ({', '.join(taken)}). Choose another name.")
-    if not re.fullmatch(NAME, name):
-        raise OptionError(f"name={name!r} is no name: it has to be letters, digits, '.', '_' and '-'. Choose another.")
-    if name in RESERVED_NAMES or (bundle.folder / name).exists():
-        raise OptionError(f"name={name!r} has another meaning, or is a folder of the bundle. Choose another name.")
+    check_new_name(name, "a drafter", [each.name for each in bundle.manifest.drafters], bundle.folder / name)

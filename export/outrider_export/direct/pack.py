@@ -175,7 +175,7 @@ def read_all(
         step = max(1, _CHUNK // columns)
         for first in range(span.start, span.stop, step):
             read(name, slice(first, min(first + step, span.stop)))
-        return matrices[name].num_bytes * (span.stop - span.start) // rows
+        return int(matrices[name].num_bytes * (span.stop - span.start) // rows)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         jobs = [pool.submit(read_span, name, span) for name, matrix in matrices.items() for span in _spans(matrix)]

@@ -121,10 +121,8 @@ def serve(
     config = read_options(options)
     for each in listen_all(host, port):  # a model may have to be converted first, which takes minutes
         each.close()
-    opened = {
-        name: open_model(path, draft, quiet=as_json, config=config, main_first=True) for name, path in named.items()
-    }
-    app = make_app(opened, settings, config)
+    made = {name: open_model(it, draft, quiet=as_json, config=config, main_first=True) for name, it in named.items()}
+    app = make_app(made, settings, config)
     for model in app.state.service.models.all:
         check_drafter(model.bundle, config)
     with ExitStack() as stack:
