@@ -3,11 +3,12 @@
     python bench/scripts/first_contact.py MODEL.gguf [DRAFT.gguf] [LLAMA_SERVER]
 
 Each row is a runtime; each figure comes from processes of their own, one after the other, which begin with empty
-caches: seconds from a process's start to its first token and to its 33rd, of the first and of the second start, then
-tokens per second of the second, its memory (GB of its own, and of mapped files), and the size on disk of the package
-with all that it requires. Outrider runs the model in int8 on OpenVINO, and if that is installed, in int4 on ONNX
-Runtime. LLAMA_SERVER is llama.cpp's program `llama-server`; without it that runtime is left out, and without DRAFT.gguf
-the pair is. For an idle machine, so it is run by hand.
+caches: seconds from a process's start to its first token, beside two busy processes, and idle; then of the second start
+to its first and 33rd, its tokens per second, its memory (GB of its own, and of mapped files), and the size on disk of
+the package with all that it requires. Below a row of Outrider's is when each step of the idle first start began.
+Outrider runs the model as a new user has it, and if that is installed, in int4 on ONNX Runtime. LLAMA_SERVER is
+llama.cpp's program `llama-server`; without it that runtime is left out, and without DRAFT.gguf the pair is. For an idle
+machine, so it is run by hand.
 """
 
 import json
@@ -18,6 +19,7 @@ import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 NUM_TOKENS = 33
 PROMPT = "Explain in a few sentences why the sky is blue."
@@ -25,23 +27,27 @@ PROMPT = "Explain in a few sentences why the sky is blue."
 # Each is a program that prints the time of each token. MODEL, DRAFT and CACHE are in the environment.
 _COMMON = """
 import json, os, sys, time
-times = []
+times, steps = [], []
+def note(line):
+    if not line.endswith("%."):
+        steps.append((time.time(), line))
 def finish(pid="self"):
     fields = dict(line.split(":", 1) for line in open(f"/proc/{pid}/status") if line.startswith("Rss"))
     memory = {name: int(value.split()[0]) / 1e6 for name, value in fields.items()}
-    print(json.dumps({"times": times, "memory": memory}), flush=True)
+    print(json.dumps({"times": times, "steps": steps, "memory": memory}), flush=True)
     if pid == "self":
         os._exit(0)
 """
 _STREAM = """
 for chunk in engine.stream(PROMPT, max_new_tokens=NUM, min_new_tokens=NUM):
     times.extend([time.time()] * len(chunk.tokens))
+engine.draft_models  # a second start begins when all of the first is done
 finish()
 """
 _OUTRIDER = (
     """
 import outrider
-engine = outrider.load(os.environ["MODEL"], draft=os.environ.get("DRAFT"))
+engine = outrider.load(os.environ["MODEL"], draft=os.environ.get("DRAFT"), progress=note)
 """
     + _STREAM
 )
@@ -108,14 +114,26 @@ print(sum(path.stat().st_size for path in files if path.is_file()) / 1e6)
 """
 
 
-def run(python: str, program: str, environment: dict[str, str]) -> tuple[float, dict[str, object]]:
-    """Start a program: when it was started, and what it printed."""
+def run(python: str, program: str, environment: dict[str, str]) -> tuple[list[float], dict[str, Any]]:
+    """Start a program: the seconds of its tokens since then, and what it printed."""
     code = _COMMON + program.replace("PROMPT", repr(PROMPT)).replace("NUM", str(NUM_TOKENS))
     began = time.time()
     done = subprocess.run([python, "-c", code], env=environment, capture_output=True, text=True, check=False)
     if done.returncode or not done.stdout.strip():
         raise SystemExit(f"A program failed:\n{done.stderr[-2000:]}")
-    return began, json.loads(done.stdout.strip().splitlines()[-1])
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    found["steps"] = [(at - began, line) for at, line in found["steps"]]
+    return [at - began for at in found["times"]], found
+
+
+def run_busy(python: str, program: str, environment: dict[str, str]) -> float:
+    """The seconds to the first token beside two busy processes."""
+    busy = [subprocess.Popen([python, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        return run(python, program, environment)[0][0]
+    finally:
+        for each in busy:
+            each.kill()
 
 
 def size_of(python: str, package: str) -> float:
@@ -136,29 +154,21 @@ def main(model: str, draft: str | None, llama: str | None) -> None:
     if llama:
         runs.append(("llama.cpp", sys.executable, _LLAMA, "", {"LLAMA": llama}))
     print(f"{Path(model).name}" + (f" with {Path(draft).name}" if draft else ""))
-    columns = (
-        "first token",
-        f"{NUM_TOKENS} tokens",
-        "again",
-        f"{NUM_TOKENS} tokens",
-        "a second",
-        "own GB",
-        "mapped GB",
-        "MB",
-    )
+    columns = "busy", "first token", "again", f"{NUM_TOKENS} tokens", "a second", "own GB", "mapped GB", "MB"
     print(f"{'':20}" + "".join(f"{column:>13}" for column in columns))
     for name, python, program, package, options in runs:
-        with tempfile.TemporaryDirectory() as cache:
+        with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as cache:
             environment = {**os.environ, "MODEL": model, "CACHE": cache, "OUTRIDER_CACHE": cache, **options}
-            figures: list[float] = []
-            for _ in range(2):
-                began, found = run(python, program, environment)
-                times = [float(at) - began for at in found["times"]]  # type: ignore[attr-defined]
-                figures += [times[0], times[-1]]
-            memory: dict[str, float] = found["memory"]  # type: ignore[assignment]
-            figures += [(len(times) - 1) / (times[-1] - times[0]), memory["RssAnon"], memory["RssFile"]]
+            environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package is compiled
+            busy = run_busy(python, program, environment | {"CACHE": first, "OUTRIDER_CACHE": first})
+            (begin, *_), idle = run(python, program, environment)
+            times, found = run(python, program, environment)
+        figures = [busy, begin, times[0], times[-1], (len(times) - 1) / (times[-1] - times[0])]
+        figures += [found["memory"]["RssAnon"], found["memory"]["RssFile"]]
         figures.append(size_of(python, package) if package else float("nan"))
         print(f"{name:20}" + "".join(f"{figure:13.2f}" for figure in figures), flush=True)
+        for at, line in idle["steps"]:
+            print(f"{at:33.1f}  {line}")
 
 
 if __name__ == "__main__":
