@@ -306,7 +306,8 @@ def test_drafting_ahead_hides_a_draft_that_is_always_right() -> None:
 def test_measuring_contention_leaves_no_trace(toy_bundle: Bundle) -> None:
     engine = load_toy(toy_bundle)
     before = engine.generate("abc", max_new_tokens=20, drafter="draft")
-    engine.measure_contention("draft")
+    engine.settle()
+    engine.loaded["main"].contention_with(engine.loaded["draft"])
     for backend in (engine.main, engine.find_drafter("draft").backend):  # type: ignore[attr-defined]
         slot = backend.open(backend.max_tokens)
         assert slot, "the places are free again"

@@ -117,7 +117,6 @@ def test_a_closed_engine_says_so_and_frees_its_models(openvino_bundle: Bundle) -
     for use in (
         lambda: engine.generate("hello"), lambda: next(engine.stream("hello")),
         lambda: engine.submit("hello", sink=print), lambda: engine.max_tokens, lambda: engine.measure_costs(1),
-        lambda: engine.measure_contention("draft"),
     ):  # fmt: skip
         with pytest.raises(outrider.RequestError, match="This engine is closed. Load the bundle again"):
             use()

@@ -7,7 +7,6 @@ def inspect(bundle: str, draft: str | None) -> None:
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -55,11 +54,6 @@ def load_model(bundle: Bundle, config: Config, **options: Any) -> Engine:
     with progress_line(f"Loading {bundle.folder.name}.", quiet=True):
         engine = load(bundle, config, **options)
     if engine.bundle.pair is not None:
-        click.get_current_context().call_on_close(partial(_finish, engine))
+        finishing = progress_line("The draft model is converted, once.")
+        click.get_current_context().call_on_close(finishing(lambda: engine.draft_models))
     return engine
-
-
-def _finish(engine: Engine) -> None:
-    """Say what a program still does at its end: what was begun is there at the next start."""
-    with progress_line("The draft model is converted, once."):
-        _ = engine.draft_models

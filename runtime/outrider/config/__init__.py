@@ -53,8 +53,9 @@ class Config:
     @property
     def drafts_may_join(self) -> bool:
         """Whether draft models may be loaded while the engine answers: none is asked for, and all are on the CPU."""
-        can_wait = self.generation.drafter == "auto" and self.scheduler.overlap is not True
-        return can_wait and self.device.is_on_cpu and self.device.measure != "first"
+        device, can_wait = self.device, self.generation.drafter == "auto" and self.scheduler.overlap is not True
+        on_cpu = device.main_device == "CPU" and device.draft_device in (None, "CPU")
+        return can_wait and on_cpu and device.measure != "first"
 
 
 SECTIONS: dict[str, type] = {"generation": GenerationConfig, "scheduler": SchedulerConfig, "device": DeviceConfig}

@@ -162,15 +162,11 @@ class DeviceConfig(Section):
     )
 
     @property
-    def is_on_cpu(self) -> bool:
-        """Whether all models are for the CPU."""
-        return self.main_device == "CPU" and self.draft_device in (None, "CPU")
-
-    @property
     def takes_any_form(self) -> bool:
         """Whether the main model may have any format: it runs on the CPU, with no option of one library alone."""
         properties = {**self.properties, **self.main_properties, **self.draft_properties}
-        return self.is_on_cpu and not properties and self.precision == self.cache_precision == "auto"
+        on_cpu = self.main_device == "CPU" and self.draft_device in (None, "CPU")
+        return on_cpu and not properties and self.precision == self.cache_precision == "auto"
 
     def of(self, role: str) -> DeviceConfig:
         """The options of one model, "main" or a draft model's name. Options of its role replace the general ones."""

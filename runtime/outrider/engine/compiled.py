@@ -18,7 +18,7 @@ from outrider.errors import OptionError
 from outrider.inputs.reasoning import ReasoningFormat
 from outrider.inputs.tools import ToolFormat
 from outrider.inputs.vision import Vision
-from outrider.models.tuning.measure import Contention, PassCost, measure_contention
+from outrider.models.tuning.measure import PassCost
 from outrider.models.tuning.setting import Choice
 from outrider.system.forks import spare
 from outrider.system.progress import report
@@ -260,17 +260,3 @@ class CompiledBundle:
         for role, model in list(self.loaded.items()):
             report(f"The {role} model is timed.")
             model.time_again(repeats)
-
-    def measure_contention(self, drafter: str) -> Contention:
-        """Measure how much slower calls of the main and a draft model are at the same time, and use it from now on.
-
-        Not while requests run.
-        """
-        self._queue.check_open()
-        self.settle()
-        try:
-            contention = measure_contention(self._main, self.loaded[drafter].backend)
-        finally:
-            self._main.run_in_background(self.overlaps)
-        self._registry.expect(contention)
-        return contention

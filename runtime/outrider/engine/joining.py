@@ -18,15 +18,14 @@ from outrider.decoding.idle import harmless
 from outrider.errors import DeviceWarning, EngineClosed, one_line
 from outrider.models.tuning.costs import cost_of
 from outrider.models.tuning.loading import compile_checked
-from outrider.models.tuning.measure.slots import open_slot, random_tokens
+from outrider.models.tuning.measure.cost import timer
 from outrider.models.tuning.model_spec import specs_of
 from outrider.system.progress import report
-from outrider.types import Chunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from outrider.bundle.folder import Bundle
+    from outrider.bundle.folder import Bundle, PairToMake
     from outrider.config import DeviceConfig
     from outrider.decoding.answer import Answer
     from outrider.decoding.request_queue import RequestQueue
@@ -55,15 +54,14 @@ class Joining:
 
     def start(self, specs: Sequence[ModelSpec], bundle: Bundle, device: DeviceConfig) -> None:
         """Load these models, one after the other, in a thread that ends with them; or convert and load a pair's."""
-        finds: dict[str, Callable[[], ModelSpec]] = {spec.role: partial(_itself, spec) for spec in specs}
+        finds = {spec.role: partial(spec.on, "CPU", device) for spec in specs}
         if bundle.pair is not None:
             report("The draft model is converted while the engine answers.")
-            finds[PENDING] = partial(_converted, bundle, device)
-        registry = self.preparation.registry
-        registry.loading = {role: Event() for role in finds}
+            finds[PENDING] = partial(_converted, bundle, bundle.pair, device)
+        self.preparation.registry.loading = {role: Event() for role in finds}
         pool = ThreadPoolExecutor(1, thread_name_prefix="outrider-joining")
         for role, find in finds.items():
-            pool.submit(self._load, role, find, registry.loading[role])
+            pool.submit(self._load, role, find, self.preparation.registry.loading[role])
         pool.shutdown(wait=False)
 
     def _load(self, role: str, find: Callable[[], ModelSpec], done: Event) -> None:
@@ -78,7 +76,8 @@ class Joining:
             model = compile_checked(spec)
             admission.allocate_beside(model.backend)
             model.cost = cost_of(spec, model.backend)
-            _pack(model)
+            with timer(model.backend, 2) as call:
+                call(1, 0)  # the first call packs its weights
             drafter = self.make(model)
         except Exception as error:  # requests are answered without it
             registry.leave_out(role)
@@ -112,16 +111,10 @@ class Joining:
             time.sleep(_LOOK_SECONDS)
 
 
-def _itself(spec: ModelSpec) -> ModelSpec:
-    return spec
-
-
-def _converted(bundle: Bundle, device: DeviceConfig) -> ModelSpec:
+def _converted(bundle: Bundle, to_make: PairToMake, device: DeviceConfig) -> ModelSpec:
     """The draft model of the pair that a bundle belongs to. It is converted now, and gives way to answers."""
-    if bundle.pair is None:
-        raise AssertionError("the caller has found one")
     with ThreadPoolExecutor(1, initializer=_give_way) as pool:
-        pair = pool.submit(bundle.pair.make, True).result()
+        pair = pool.submit(to_make.make, True).result()
     (spec,) = specs_of(bundle, pair, draft_models_of(pair, bundle))[1]
     return spec.on("CPU", device)
 
@@ -130,10 +123,3 @@ def _give_way() -> None:
     """Give this thread, and the processes that it starts, a low priority, where a thread has one of its own."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
-
-
-def _pack(model: LoadedModel) -> None:
-    """Make a model's first call, which packs its weights."""
-    slot = open_slot(model.backend, 2)
-    model.backend.submit([Chunk(slot, random_tokens(model.backend, 1), 1, generated=True)]).wait()
-    slot.close()
