@@ -131,9 +131,7 @@ Published weights were run for {real}. Other checkpoints may differ from what wa
 The tests write the files of {num_layouts} published models (`tests/helpers/layouts.jsonl`), without weights. Tokenizers are
 compared with the `tokenizers` library, configurations with what Transformers reads in them.
 
-| the plain installation | layouts |
-|---|---|
-{layouts}
+The plain installation: {layouts}.
 
 A chat template may be a text, a list with names ("default" is taken), or `chat_template.jinja`, which wins over the others.
 
@@ -146,17 +144,9 @@ These architectures are refused before weights are downloaded:
 |---|---|---|
 {refused}
 
-These have no entry. [A new architecture](new-architecture.md) shows how to write one:
-
-| architectures | models | what an entry needs | what runs them |
-|---|---|---|---|
-| `apertus`, `apertus1p5` | Apertus without PyTorch, 1.5 | xIELU with two numbers per layer | llama.cpp |
-| `bailing_moe`, `mimo` | Ling and Ring 1.x, MiMo 7B | a reference in Transformers | llama.cpp, vLLM |
-| `falcon`, `gpt_neox`, `gpt2` | Falcon 7B, Pythia, GPT-2 without PyTorch | parallel parts with a norm each; learned positions | llama.cpp |
-| `flint`, `kolibri1`, `lara_mini` | Flint, Kolibri 1, Lara 4 Mini | another routing of experts | Transformers |
-| `jais2`, `nanochat`, `laguna`, `mimo_v2_flash`, `step3p7`, `muse_spark_text` | Jais 2, nanochat, Laguna XS.2, MiMo V2 Flash, Step 3.7 Flash, Muse Spark | other norms, gates, or sizes of heads and values | llama.cpp, Transformers |
-| `minicpm`, `minicpm3` | MiniCPM 1, 3 | factors by depth | llama.cpp |
-| `axk1`, `mistral4`, `sarvam_mla` | A.X K1, Mistral Small 4, Sarvam 105B | latent attention that is not tested here | llama.cpp, Transformers |
+`apertus1p5`, `axk1`, `bailing_moe`, `flint`, `jais2`, `kolibri1`, `laguna`, `lara_mini`, `mimo`, `mimo_v2_flash`, `minicpm`, `minicpm3`,
+`mistral4`, `muse_spark_text`, `nanochat`, `sarvam_mla` and `step3p7` have no entry. llama.cpp or Transformers run them; `outrider inspect
+CONFIG.json` and [A new architecture](new-architecture.md) say what an entry needs.
 
 ## Layers with a state
 
@@ -172,16 +162,8 @@ each token of a call, and Outrider continues from the state after the last accep
 | Kimi-Linear is refused | its layers have a decay rate for each number of a key; OpenVINO has one for each head |
 | GGUF files of Granite 4.0 with attention in all layers | name the architecture `granite` |
 
-A call of several rows as a multiple of a call of one row, int8 and f32, random weights in published shapes, 200 tokens of
-context, two idle cores of an AMD EPYC with AVX-512 VNNI (`python bench/scripts/hybrid_costs.py FOLDER TOKENIZER`):
-
-| shape | one row, ms | 2 | 4 | 8 | 16 | MB of a row of states |
-|---|---|---|---|---|---|---|
-| LFM2.5-1.2B | 30.7 | 1.01 | 1.07 | 1.17 | 1.49 | 0.2 |
-| Qwen3.5-0.8B | 28.9 | 1.23 | 1.68 | 2.48 | 4.34 | 20.6 |
-| Qwen3.5-2B | 41.8 | 1.18 | 1.72 | 2.32 | 3.71 | 20.6 |
-| Granite-4.0-H-1B | 50.9 | 1.00 | 1.21 | 1.61 | 2.52 | 58.5 |
-
+A call of 8 rows takes 1.2 (LFM2.5-1.2B), 1.6 (Granite-4.0-H-1B) or 2.5 (Qwen3.5-0.8B) times as long as one of one row, with 0.2, 58.5 and
+20.6 MB for a row of states (`python bench/scripts/hybrid_costs.py FOLDER TOKENIZER`).
 [Benchmarks](benchmarks.md#models-with-states) compares plain decoding with openvino-genai's.
 
 ## Models that read images, as text models
@@ -213,7 +195,7 @@ Outrider chooses the set by the prompt's tokens plus `max_new_tokens`, once for 
 ## Sizes
 
 Calculated by `python bench/scripts/family_sizes.py FOLDER TOKENIZER`: weights in int8 and int4; the keys and values of a token
-in f32 (half of that in bf16); the states of a text in f32. The largest model of each architecture up to 6 GB in int4:
+in f32 (half of that in bf16); the states of a text in f32. The largest model of each architecture up to 5 GB in int4:
 
 | model | int8, GB | int4, GB | a token, kB |
 |---|---|---|---|
@@ -284,7 +266,7 @@ def options_page() -> str:
             each = described[option.name]
             default = f"{each.default:g}" if isinstance(each.default, float) else repr(each.default)
             meaning = each.describe(f"`{each.default}`" if each.default == "auto" else default)
-            allowed = re.sub(r" \(\S+ is off\)", "", each.says)  # the meaning says it
+            allowed = re.sub(r" \(\S+ is off\)|^true or false$", "", each.says)  # the meaning or the default says it
             rows.append(f"| `{option.name}` | `{default}` | {allowed} | {meaning} |")
             if option.name not in flags:
                 missing.append(f"`{option.name}`")
@@ -310,7 +292,7 @@ def commands_page() -> str:
     common = _help(click.Command("COMMAND", params=[*shared.values()]), "outrider COMMAND").split("Options:\n")[1]
     common = "\n".join(line for line in common.splitlines() if "-h, --help" not in line)
     parts = [
-        COMMANDS_HEAD, f"```text\n{_help(cli.root, 'outrider')}\n```\n",
+        COMMANDS_HEAD, f"```text\n{_help(cli.root, 'outrider').split('Commands:')[0].rstrip()}\n```\n",
         f"Options of several commands:\n\n```text\n{common}\n```\n",
     ]  # fmt: skip
     for name, command in commands.items():
@@ -369,7 +351,7 @@ def models_page() -> str:
         for rule, names in of_rule.items()
     )
     outcomes = Counter(map(_outcome_of, layouts.LAYOUTS.values()))
-    of_layouts = "\n".join(f"| {outcome} | {number} |" for outcome, number in outcomes.most_common())
+    of_layouts = "; ".join(f"{number} {outcome}" for outcome, number in outcomes.most_common())
     as_llama = ("ministral", "mistral", "mixtral")  # whose GGUF files name the architecture so
     lists = {
         "with_torch": [name for name in ARCHITECTURES if name not in ARCHS],
@@ -394,7 +376,7 @@ def models_page() -> str:
     )
 
 
-_MOST_GIGABYTES = 6  # of int4, in the table of sizes: what edge machines may have
+_MOST_GIGABYTES = 5  # of int4, in the table of sizes: what edge machines may have
 
 
 def _sizes() -> str:
@@ -491,7 +473,7 @@ def _number(cell: str) -> float:
 
 def index_page() -> str:
     """The site's home: the README up to what the site's navigation has."""
-    text = readme().split("\n## Compared")[0]
+    text = readme().split("\n## Your own model")[0]
     text = text.replace("](docs/", "](")
     text = re.sub(r"\[([^]]+)\]\((?:samples|configs)\)", r"`\1`", text)
     return "<!-- Made by docs/generate.py from README.md. Change it there, and run the script. -->\n\n" + text

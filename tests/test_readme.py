@@ -56,6 +56,8 @@ def test_it_is_a_front_page_and_read_in_a_minute() -> None:
     assert len(README.splitlines()) <= 125
     assert len(README.split()) <= 700
     assert len(re.findall(r"^\|---", README, re.MULTILINE)) <= 3
+    pages = (path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
+    assert len(" ".join(pages).split()) <= 45_000
 
 
 def test_its_picture_moves_and_is_small() -> None:
