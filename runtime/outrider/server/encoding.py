@@ -24,16 +24,10 @@ from outrider.server.endpoint import Service, as_json, read_json
 from outrider.server.errors import ApiError, out_of_time
 from outrider.server.protocol.encoding import (
     MOST_TEXTS,
-    Embedding,
-    EmbeddingList,
     EmbeddingRequest,
-    EncodingUsage,
     OllamaEmbeddingRequest,
     OllamaEmbedRequest,
-    RerankList,
     RerankRequest,
-    RerankResult,
-    RerankText,
 )
 from outrider.server.protocol.loose import IGNORED
 from outrider.server.protocol.reading import Body, as_request
@@ -79,8 +73,8 @@ async def _embeddings(service: Service, request: Request) -> Response:
     made = await _run(service, request, model, embed)
     in_base64 = asked.encoding_format == "base64"
     rows = [_in_base64(vector) for vector in made.vectors] if in_base64 else made.vectors.tolist()
-    data = [Embedding(i, row) for i, row in enumerate(rows)]
-    return as_json(EmbeddingList(data, model.name, EncodingUsage(made.num_tokens, made.num_tokens)))
+    data = [{"object": "embedding", "index": i, "embedding": row} for i, row in enumerate(rows)]
+    return as_json({"object": "list", "data": data, "model": model.name, **_usage(made.num_tokens)})
 
 
 async def _ollama_embed(service: Service, request: Request) -> Response:
@@ -125,12 +119,16 @@ async def _rerank(service: Service, request: Request) -> Response:
         return reranker.rerank(asked.query, texts, top_n=asked.top_n, cancel=cancel)
 
     made = await _run(service, request, model, rank)
-    results = [
-        RerankResult(each.index, each.score, RerankText(texts[each.index]) if asked.return_documents else None)
-        for each in made.ranked
-    ]
-    usage = EncodingUsage(made.num_tokens, made.num_tokens)
-    return as_json(RerankList(f"rerank-{secrets.token_hex(12)}", model.name, results, usage))
+    results: list[dict[str, Any]] = [{"index": each.index, "relevance_score": each.score} for each in made.ranked]
+    if asked.return_documents:
+        results = [each | {"document": {"text": texts[each["index"]]}} for each in results]
+    named = {"id": f"rerank-{secrets.token_hex(12)}", "object": "list", "model": model.name}
+    return as_json({**named, "results": results, **_usage(made.num_tokens)})
+
+
+def _usage(num_tokens: int) -> dict[str, Any]:
+    """Tokens that were read."""
+    return {"usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens}}
 
 
 def _read(fields: dict[str, Any], kind: type[Body]) -> Body:

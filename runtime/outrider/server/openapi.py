@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from outrider.server.protocol.encoding import EmbeddingList, EmbeddingRequest, RerankList, RerankRequest
+from outrider.server.protocol.encoding import EmbeddingRequest, RerankRequest
 from outrider.server.protocol.items import (
     ResponseRequest,
 )
@@ -23,7 +23,7 @@ from outrider.version import __version__
 _STRUCTS = (
     ChatRequest, CompletionRequest, ErrorResponse, Health, ModelInfo, ModelList,
     ResponseRequest,
-    EmbeddingRequest, EmbeddingList, RerankRequest, RerankList,
+    EmbeddingRequest, RerankRequest,
 )  # fmt: skip
 # Fields of which more values are taken than their types say, as others send them; see `protocol.loose`.
 _NORMALISED = {"stop", "logit_bias", "max_tokens", "max_completion_tokens", "max_output_tokens", "temperature", "top_p",
@@ -82,8 +82,8 @@ def describe(models: Sequence[str], *, encoders: Mapping[str, Sequence[str]], ne
                 | {"parameters": [_in_query(name, schema) for name, schema in _PAGE.items()]},
                 "parameters": [_in_path("response_id")],
             },
-            "/v1/embeddings": {"post": _post("Embed texts", EmbeddingRequest, EmbeddingList)},
-            "/v1/rerank": {"post": _post("Rank documents by a query", RerankRequest, RerankList)},
+            "/v1/embeddings": {"post": _post("Embed texts", EmbeddingRequest)},
+            "/v1/rerank": {"post": _post("Rank documents by a query", RerankRequest)},
         },
         "components": {"schemas": schemas},
     }
@@ -126,11 +126,10 @@ def _plain(summary: str) -> dict[str, Any]:
     }
 
 
-def _post(summary: str, request: type, response: type | None = None) -> dict[str, Any]:
-    """response: None: as the API that it is describes it; a stream of events, too."""
-    done = _response("The answer; with stream, server-sent events.", response.__name__ if response else "")
-    if response is None:
-        done["content"]["text/event-stream"] = {"schema": {"type": "object"}}
+def _post(summary: str, request: type) -> dict[str, Any]:
+    """An answer is what the API that it is of describes; as a stream, too."""
+    done = _response("The answer; with stream, server-sent events.", "")
+    done["content"]["text/event-stream"] = {"schema": {"type": "object"}}
     body = {"required": True, "content": {"application/json": {"schema": _ref(request.__name__)}}}
     return {"summary": summary, "requestBody": body, "responses": {"200": done} | _failures(*_ERRORS)}
 

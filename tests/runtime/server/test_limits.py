@@ -23,7 +23,6 @@ from outrider.engine.engine import Engine
 from outrider.server import Settings
 from outrider.server.errors import ApiError
 from outrider.server.security import AccessGuard
-from outrider.system.progress import report
 from serving import CONFIG, MESSAGES, Live, serving, wait_until
 
 EXTRA: dict[str, Any] = {"ignore_eos": True, "drafter": "none"}
@@ -120,17 +119,6 @@ def test_a_request_needs_a_place_for_each_of_its_answers(narrow: Live) -> None:
     wait_until(lambda: narrow.is_idle)
     with pytest.raises(openai.BadRequestError, match="more than this server generates at a time, 2"):
         narrow.client().completions.create(model="tiny", prompt="Hi", n=3)
-
-
-@pytest.mark.slow
-def test_queued_requests_are_all_answered(narrow: Live) -> None:
-    expected = narrow.engine().generate("The quick", chat_template=False).text
-    with ThreadPoolExecutor(4) as pool:
-        made = [pool.submit(narrow.client().completions.create, model="tiny", prompt="The quick") for _ in range(20)]
-    answered = [each.result() for each in made if not isinstance(each.exception(), openai.RateLimitError)]
-    texts = [answer.choices[0].text for answer in answered]
-    assert set(texts) == {expected}
-    assert len(texts) >= 4
 
 
 def test_a_body_may_not_be_too_large(tiny: Path) -> None:
@@ -365,26 +353,3 @@ def test_a_model_that_cannot_be_loaded_says_why(tiny: Path) -> None:
             with pytest.raises(openai.BadRequestError, match="cache_size"):
                 live.client().completions.create(model="tiny", prompt="Hi")
         assert live.is_idle
-
-
-@pytest.mark.slow
-def test_health_waits_for_the_first_model(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving({"tiny": tiny}) as live:
-        loading, go_on = threading.Event(), threading.Event()
-
-        def wait(*arguments: Any) -> Engine:
-            report("It is measured.")
-            loading.set()
-            assert go_on.wait(300)
-            return Engine(*arguments)
-
-        monkeypatch.setattr("outrider.server.models.Engine", wait)
-        with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(live.client().completions.create, model="tiny", prompt="Hi")
-            assert loading.wait(300)
-            busy = httpx.get(f"{live.url}/health")
-            go_on.set()
-            assert asked.result().choices
-        assert busy.status_code == 503
-        assert busy.json()["error"]["message"] == "Loading model: It is measured."
-        assert httpx.get(f"{live.url}/health").json() == {"status": "ok"}

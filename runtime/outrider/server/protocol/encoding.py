@@ -1,12 +1,10 @@
-"""Bodies of requests for embeddings and rankings, and of their answers."""
+"""Bodies of requests for embeddings and rankings."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
 import msgspec
-
-from outrider.server.protocol.responses import Count
 
 MOST_TEXTS = 2048  # of one request, as OpenAI's
 
@@ -36,30 +34,6 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     truncate: bool | None = None
 
 
-class Embedding(msgspec.Struct, frozen=True):
-    """One embedding; in base64, float32 of little-endian bytes."""
-
-    index: Count
-    embedding: list[float] | str
-    object: Literal["embedding"] = "embedding"
-
-
-class EncodingUsage(msgspec.Struct, frozen=True):
-    """Tokens that were read."""
-
-    prompt_tokens: Count
-    total_tokens: Count
-
-
-class EmbeddingList(msgspec.Struct, frozen=True):
-    """The embeddings in the order of the texts."""
-
-    data: list[Embedding]
-    model: str
-    usage: EncodingUsage
-    object: Literal["list"] = "list"
-
-
 class RerankText(msgspec.Struct, frozen=True):
     """A document as an object."""
 
@@ -74,24 +48,6 @@ class RerankRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     top_n: AtLeastOne | None = None
     return_documents: bool | None = None
-
-
-class RerankResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A document. index: in the request. relevance_score: from 0 to 1."""
-
-    index: Count
-    relevance_score: float
-    document: RerankText | None = None
-
-
-class RerankList(msgspec.Struct, frozen=True):
-    """The documents, the most relevant first."""
-
-    id: str
-    model: str
-    results: list[RerankResult]
-    usage: EncodingUsage
-    object: Literal["list"] = "list"
 
 
 class OllamaEmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
