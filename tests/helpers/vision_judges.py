@@ -168,7 +168,7 @@ def have_pillow_resize(monkeypatch: Any) -> None:
     from transformers.image_processing_backends import TorchvisionBackend
 
     def resize(_: Any, images: Any, size: Any, resample: Any = None, **__: Any) -> Any:
-        made = [Image.fromarray(each.permute(1, 2, 0).numpy()) for each in images]
+        made: list[Any] = [Image.fromarray(each.permute(1, 2, 0).numpy()) for each in images]
         made = [np.asarray(each.resize((size.width, size.height), resample=2)) for each in made]
         return torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2)
 
