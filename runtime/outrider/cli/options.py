@@ -109,7 +109,8 @@ def _parameter(name: str, described: Option) -> Callable[..., Any]:
         form |= {"callback": _number_or_auto(kind), "metavar": described.metavar or "N|auto"}
     else:
         form["type"] = kind
-    says = described.meaning[:1].upper() + described.meaning[1:].replace("`", "").replace("None:", "none:") + "."
+    first = described.meaning[:1].upper().removeprefix("`")
+    says = first + described.meaning[1:].replace("`", "").replace("None:", "none:") + "."
     if form.get("multiple"):
         says += " Can be given several times."
     shown = "on" if default is True else f"{default:g}" if isinstance(default, int | float) else default
