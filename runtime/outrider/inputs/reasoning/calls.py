@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from outrider.inputs.reasoning.stream import Splitter, Thought
-from outrider.inputs.tools.openers import held_for
+from outrider.inputs.tools.loose import held_for
 from outrider.inputs.tools.stream import ToolCallDelta, ToolCallStream, joined
 
 _OPENS_QUOTE = re.compile(r"""(?:^|[\s(\[:])[`'"]\Z""")  # a marker after this is only mentioned

@@ -13,12 +13,12 @@ from outrider.inputs.tools.loose import (
     FENCE,
     NAMED_TAGS,
     WORDS,
+    Openers,
     begins_with,
     head_of_json,
     may_be_spelled,
     offered,
 )
-from outrider.inputs.tools.openers import Openers
 from outrider.inputs.tools.shapes import ToolCall, calls_of, is_call, may_be_call, name_in, python_calls
 
 if TYPE_CHECKING:
