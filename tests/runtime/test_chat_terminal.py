@@ -78,7 +78,7 @@ def test_messages_have_several_lines(engine: outrider.Engine, monkeypatch: pytes
 
     def send(message: str) -> Generator[TextChunk, None, None]:
         sent.append(message)
-        return (chunk for chunk in ())
+        yield from ()
 
     monkeypatch.setattr(session, "send", send)
     typed(session, f"one{ALT_ENTER}two\\\rthree\r{CTRL_D}")
