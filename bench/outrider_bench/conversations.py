@@ -19,7 +19,7 @@ import numpy as np
 from outrider.bundle.folder import Bundle
 from outrider.config import Config
 from outrider.engine.engine import Engine
-from outrider.models.tuning.measure.slots import open_slot
+from outrider.models.cost.slots import open_slot
 from outrider.system.memory import memory_in_use
 from outrider.types import Chunk
 

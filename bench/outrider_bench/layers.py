@@ -28,7 +28,7 @@ from outrider.engine.engine import Engine
 from outrider.errors import OptionError, RequestError
 from outrider.models.backends.openvino_layers import OpenVINOLayers
 from outrider.models.backends.openvino_paged import OpenVINOPaged
-from outrider.models.tuning.measure.slots import open_slot
+from outrider.models.cost.slots import open_slot
 from outrider.types import Chunk, Slot
 from outrider.version import __version__
 from outrider_bench.prompts import Task

@@ -25,7 +25,7 @@ PARTS = {
     "decoding.worker": ["Worker._receive", "Worker._round", "Worker._settle", "seconds_of", "step"],
     "decoding.scheduler": ["Scheduler.ready", "Scheduler.round", "Scheduler.took"],
     "decoding.loop": ["propose", "submit", "fill_masks", "draft_ahead"],
-    "decoding.row_budget": ["RowBudget.share", "RowBudget.took"],
+    "decoding.row_budget": ["RowBudget.share"],
     "decoding.reading": ["Reading.commit", "verify"],
     "decoding.answer": ["Answer.commit", "Answer.publish"],
     "drafters.controller.controller": ["Controller.choose", "Controller.drafted", "Controller.observe"],
@@ -36,7 +36,8 @@ PARTS = {
     "models.backends.paged_tensors": ["BoundInputs.set"],
     "models.backends.paged_step": ["Outputs.step"],
     "models.backends.infer_calls": ["InferCalls.start", "InferCalls.wait"],
-    "decoding.retiming": ["Retiming.spent"],
+    "decoding.measuring": ["MeasureCosts.spent"],
+    "models.cost.table": ["CallCost.observe"],
     "tokens.sampling.sampler": ["LogitsSampler.best"],
 }
 

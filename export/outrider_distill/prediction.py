@@ -20,7 +20,7 @@ import outrider
 from outrider.bundle import Bundle
 from outrider.drafters.prediction import Costs, SpeedPrediction, needed
 from outrider.engine.engine import Engine
-from outrider.models.tuning.measure.cost import NEAR
+from outrider.models.cost.table import NEAR
 from outrider_export.bundles.drafters import add_drafter
 from outrider_export.bundles.export import export_bundle
 from outrider_export.progress import Progress

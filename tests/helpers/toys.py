@@ -8,7 +8,7 @@ import numpy as np
 
 import outrider
 from outrider.bundle import Bundle
-from outrider.models.tuning.measure import PassCost
+from outrider.models.cost.table import CallCost
 from outrider.testing import ToyTokenizer
 
 
@@ -18,7 +18,7 @@ def load_toy(bundle: Bundle, *, cache_size: float = 0.005, tokenizer: Any = None
     return outrider.Engine(bundle, config, tokenizer=tokenizer or ToyTokenizer())
 
 
-class _Steady(PassCost):
+class _Steady(CallCost):
     """A cost that does not adapt: how fast a toy's calls are here must not decide whether it drafts."""
 
     def follow(self, expected: float, seconds: float) -> None:

@@ -14,7 +14,7 @@ from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.slots import admit, release
 from outrider.drafters import DraftModel, Ngram
 from outrider.drafters.controller import Controller
-from outrider.models.tuning.measure import PassCost
+from outrider.models.cost.table import CallCost
 from outrider.testing import FakeBackend
 from outrider.tokens.verifiers import Greedy
 from outrider.types import Chunk, Draft, Drafter, DraftRequest, Logits, Noise, RowRule, SteadyRows
@@ -28,10 +28,10 @@ _COPIED = 0.85  # share of a repeated text's tokens that do not change, where so
 _END, _FAR = 63, 1000  # the token that ends an answer, and the limit of one that ends by it
 
 
-def cost_of(milliseconds: dict[int, float], scale: float = 1.0, change: float = 0.0) -> PassCost:
+def cost_of(milliseconds: dict[int, float], scale: float = 1.0, change: float = 0.0) -> CallCost:
     """scale: all seconds are so many times as long. change: extra seconds of a call with another number of rows."""
     seconds = tuple(scale * ms / 1e3 for ms in milliseconds.values())
-    return PassCost(tuple(milliseconds), seconds, seconds, change=change)
+    return CallCost(tuple(milliseconds), seconds, seconds, change=change)
 
 
 class ClockedBackend(FakeBackend):
@@ -46,7 +46,7 @@ class ClockedBackend(FakeBackend):
 
     def __init__(
         self,
-        cost: PassCost,
+        cost: CallCost,
         vocab_size: int = 64,
         noises: Sequence[tuple[int, float]] = (),
         periods: Sequence[tuple[int, int]] = (),
@@ -91,7 +91,8 @@ class World:
     many times as long as measured the calls take. draft_cost: how many times as long the draft model's were
     measured to take. change: extra seconds of a call of the main model with another number of rows than the one
     before. keeps_rows: whether its calls keep their rows where that saves time. pauses: whether the engine is idle
-    after each answer, or batch of answers, for as long as it has something to do.
+    after each answer, or batch of answers, for as long as it has something to do. cost: of the main model's calls, as
+    they were measured.
     """
 
     def __init__(
@@ -107,13 +108,15 @@ class World:
         change: float = 0.0,
         keeps_rows: bool = True,
         pauses: bool = False,
+        cost: CallCost | None = None,
     ) -> None:
         self.longest = 15
         noises = [(0, noise)] if isinstance(noise, float) else noise
         draft_scale = scale if draft_scale is None else draft_scale
         self.main = ClockedBackend(cost_of(MAIN_MS, scale, scale * change), periods=periods)
+        self.cost = cost or cost_of(MAIN_MS, change=change)
         if change and keeps_rows:
-            steady = SteadyRows([0.0, *map(self.main.cost, range(1, 33))], scale * change, RowRule())
+            steady = SteadyRows(self.cost, RowRule(), 32)
             self.main.capabilities = dataclasses.replace(self.main.capabilities, steady=steady)
         actual = cost_of(DRAFT_MS, draft_cost * draft_scale)
         self.draft = ClockedBackend(actual, noises=noises, periods=periods)
@@ -121,7 +124,7 @@ class World:
         self.models: dict[str, Drafter] = {"draft": self.model}
         self._others: list[ClockedBackend] = []  # the models' besides the draft model's
         self._copier = (Ngram() if copies else None) if isinstance(copies, bool) else copies
-        self._change, self.pauses = change, pauses
+        self.pauses = pauses
         self.controller = self.controller_of(["draft"] if model else [])
 
     def add_model(self, name: str, noise: float, milliseconds: dict[int, float]) -> None:
@@ -134,7 +137,7 @@ class World:
         """A new controller between these models."""
         return Controller(
             self.main,
-            cost_of(MAIN_MS, change=self._change),
+            self.cost,
             copier=self._copier,
             models={name: self.models[name] for name in names},
             clock=lambda: self.seconds,  # the host's work takes no time
@@ -174,7 +177,7 @@ class World:
         """The seconds until each request has ended, after the first tokens."""
         ended, began = [0.0] * len(requests), 0.0
         while running := [i for i, request in enumerate(requests) if not request.ended]:
-            step(self.main, Scheduler(self.main, RowBudget(_PIECE), [requests[i] for i in running]))
+            step(self.main, Scheduler(self.main, RowBudget(_PIECE), [requests[i] for i in running], cost=self.cost))
             began = began or self.seconds
             for i in running:
                 assert requests[i].error is None

@@ -16,7 +16,9 @@ from outrider.bundle.architectures import PEERS, REFUSED, refusal_of
 from outrider.errors import BundleError
 from outrider.models.backends.attention import check_windows, describe_windows, windows_of
 from outrider.models.backends.paged_graph import read_decoder
-from outrider.models.tuning.measure import MAIN_ROWS, measure_contention, measure_pass, time_calls
+from outrider.models.cost.measure import measure_pass, time_calls
+from outrider.models.cost.table import MAIN_ROWS
+from outrider.models.tuning.measure import measure_contention
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.testing import FakeBackend, ToyTokenizer, save_toy_bundle
 from outrider.testing.weights import LAYERS

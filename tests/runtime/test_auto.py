@@ -13,7 +13,7 @@ from outrider.drafters import DraftModel
 from outrider.drafters.controller import Controller, Fixed
 from outrider.drafters.controller.acceptance import Share
 from outrider.drafters.controller.ledger import Ledger
-from outrider.models.tuning.measure import LONGEST
+from outrider.models.cost.table import LONGEST
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider.tokens.verifiers import Coupled, Greedy
 from toys import fix_costs, load_toy

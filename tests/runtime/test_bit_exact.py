@@ -16,9 +16,9 @@ from calls import rows_of_call
 from outrider.bundle import Bundle, Format
 from outrider.config import DeviceConfig
 from outrider.models.backends.openvino_paged import OpenVINOPaged
+from outrider.models.cost.slots import open_slot
 from outrider.models.tuning.loading import choice_of, compile_settled
 from outrider.models.tuning.measure.readings import compare_readings, read
-from outrider.models.tuning.measure.slots import open_slot
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.testing import save_toy_bundle
 from outrider.types import Chunk, CompiledModel, Exactness, Prompt, Rounding, RowRule

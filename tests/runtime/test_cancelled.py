@@ -13,9 +13,9 @@ from outrider.bundle import Bundle
 from outrider.decoding import prefix_check
 from outrider.errors import DeviceError
 from outrider.models.backends.infer_calls import InferCalls
+from outrider.models.cost.slots import open_slot
 from outrider.models.kv import BlockPool
 from outrider.models.tuning.measure.readings import read
-from outrider.models.tuning.measure.slots import open_slot
 from outrider.types import Chunk, Draft, Prompt
 from outrider_bench.verify.cancelled import cancel_and_compare, known_answers
 from serving import wait_until

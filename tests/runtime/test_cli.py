@@ -16,7 +16,7 @@ import pytest
 
 from outrider.cli import COMMANDS, generate, run
 from outrider.cli.tune import Work
-from outrider.models.tuning.measure import PassCost
+from outrider.models.cost.table import CallCost
 from outrider.system.plugins import plugins
 from outrider.testing import save_toy_bundle
 
@@ -167,7 +167,7 @@ def test_tune_prints_a_row_for_every_length(tiny: Path, capsys: pytest.CaptureFi
 
 def test_tune_measures_what_fits_in_its_time() -> None:
     def engine(seconds: float) -> Any:
-        return SimpleNamespace(costs={"main": PassCost((1, 4), (seconds, 2 * seconds), (seconds, 2 * seconds))})
+        return SimpleNamespace(costs={"main": CallCost((1, 4), (seconds, 2 * seconds), (seconds, 2 * seconds))})
 
     whole = Work(6, 64, tuple(range(1, 9)), 15)
     fast, slow, slowest = (

@@ -1,8 +1,9 @@
 """The cost of calls, the value of drafts, and the controller's limited losses, in virtual time."""
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from outrider.drafters.controller.batch import Batch
 from outrider.drafters.controller.ledger import COPIES, Account, Ledger, LedgerEntry
 from outrider.drafters.controller.pricing import affordable, best_length, should_read, should_try
 from outrider.drafters.controller.rules import WorthIt
-from outrider.models.tuning.measure import PassCost, measure_pass
+from outrider.models.cost.measure import measure_pass
+from outrider.models.cost.table import CallCost
 from outrider.system.saved import SavedValue
 from outrider.testing import FakeBackend
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy
@@ -158,10 +160,15 @@ def test_considering_copies_takes_a_hundredth_of_the_time_unless_they_gain_it_ba
     assert sum(plain) > 1.4 * sum(drafted)  # of the text that repeats itself
 
 
+def calls() -> Callable[[], float]:
+    """The seconds of calls so far, in rounds whose calls take 10 ms: asked at their begins and ends."""
+    return functools.partial(next, itertools.count(0.0, 0.01))
+
+
 def rounds_of(seconds: Sequence[float], num_tokens: int = 1, drafter: str | None = COPIES) -> tuple[Ledger, Account]:
     """A ledger after rounds that take this long by the clock, of which 10 ms were expected, and an answer's account."""
     times = [0.0, *(at for at in itertools.accumulate(seconds) for _ in range(2))]  # of an end, and of a begin
-    ledger, account = Ledger(iter(times).__next__), Account(1.0, 0.01)
+    ledger, account = Ledger(iter(times).__next__, calls()), Account(1.0, 0.01)
     ledger.open(COPIES, 0.0)
     for _ in seconds:
         ledger.begin(0.01, 1)
@@ -173,7 +180,7 @@ def rounds_of(seconds: Sequence[float], num_tokens: int = 1, drafter: str | None
 
 
 def test_a_ledger_counts_by_the_clock() -> None:
-    """Plain rounds show what the host adds to the expected seconds; then a round of 3 tokens saves twice as much."""
+    """Plain rounds show what the host adds to their calls; then a round of 3 tokens saves twice as much."""
     ledger, account = rounds_of([0.012] * 8, drafter=None)
     assert account.balance == 0.0
     assert account.spent == pytest.approx(0.096)
@@ -191,7 +198,7 @@ def test_a_ledger_counts_by_the_clock() -> None:
 def test_what_choosing_takes_is_a_cost_of_drafting() -> None:
     """The drafters that were considered share it, and the answer waits for it."""
     times = iter([0.0, 0.002, 0.012, 0.012, 0.014, 0.024])
-    ledger, account = Ledger(times.__next__), Account(1.0, 0.01)
+    ledger, account = Ledger(times.__next__, calls()), Account(1.0, 0.01)
     ledger.open(COPIES, 0.0)
     for _ in range(2):
         ledger.begin(0.01, 1)
@@ -206,10 +213,10 @@ def test_what_choosing_takes_is_a_cost_of_drafting() -> None:
 def test_what_a_round_takes_longer_is_lost_by_those_that_draft() -> None:
     """In a batch of two, a draft that fails costs half a round. What both may lose together is there for the next."""
     times = iter([0.0, 0.03, 0.03])
-    ledger, drafts, waits = Ledger(times.__next__), Account(1.0, 0.01), Account(1.0, 0.01)
+    ledger, drafts, waits = Ledger(times.__next__, calls()), Account(1.0, 0.01), Account(1.0, 0.01)
     ledger.open(COPIES, 0.0)
     ledger.begin(0.02, 2)
-    ledger._num_plain = 1  # the machine's speed is known
+    ledger._num_plain = 1  # the host's part is known
     ledger.chose([LedgerEntry(drafts, COPIES, 0.02, num_drafted=1), LedgerEntry(waits, None, 0.01)], is_plain=False)
     for account in (drafts, waits):
         ledger.committed(account, 1, counts=True)
@@ -541,7 +548,7 @@ def test_a_share_moves_from_its_prior_to_what_is_seen() -> None:
 
 
 def test_cost_between_and_beyond_what_was_measured() -> None:
-    cost = PassCost((2, 4), (0.04, 0.05), (0.06, 0.08), contexts=(100, 300))
+    cost = CallCost((2, 4), (0.04, 0.05), (0.06, 0.08), contexts=(100, 300))
     assert cost(3, 100) == pytest.approx(0.045)
     assert cost(1, 100) == pytest.approx(0.04)
     assert cost(6, 100) == pytest.approx(0.06)
@@ -559,15 +566,15 @@ def test_costs_are_measured_on_a_backend_that_is_left_as_it_was() -> None:
 
 def test_costs_are_kept_and_a_damaged_file_is_measured_again(tmp_path: Path) -> None:
     cost = cost_of(MAIN_MS)
-    file = SavedValue(tmp_path / "new", {"model": "a", "threads": 2}, PassCost)
+    file = SavedValue(tmp_path / "new", {"model": "a", "threads": 2}, CallCost)
     assert file.read() is None
     file.write(cost)
     assert file.read() == cost
-    assert SavedValue(tmp_path / "new", {"model": "a", "threads": 4}, PassCost).read() is None
+    assert SavedValue(tmp_path / "new", {"model": "a", "threads": 4}, CallCost).read() is None
     file.path.write_text(file.path.read_text()[:-20])
     assert file.read() is None
     file.path.write_text('{"key": "", "cost": {"rows": [], "near": [], "far": [], "contexts": [1, 2]}}')
     assert file.read() is None
     blocked = tmp_path / "file"
     blocked.write_text("")
-    SavedValue(blocked, {}, PassCost).write(cost)  # a folder that cannot be made is no error
+    SavedValue(blocked, {}, CallCost).write(cost)  # a folder that cannot be made is no error

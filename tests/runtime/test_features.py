@@ -16,7 +16,7 @@ from outrider.decoding.slots import admit
 from outrider.drafters import DraftModel, Suffix
 from outrider.drafters.controller import Controller
 from outrider.errors import BundleError, RequestError
-from outrider.models.tuning.measure import PassCost
+from outrider.models.cost.table import CallCost
 from outrider.testing import FakeBackend
 from outrider.tokens.verifiers import Threshold
 from outrider.types import Chunk, Committed, Draft, Drafter, DraftRequest, Requirements, TokenSequence
@@ -106,7 +106,7 @@ def test_what_was_found_in_the_cache_has_none() -> None:
 
 def test_a_controller_asks_for_what_its_draft_model_needs() -> None:
     main = FakeBackend(VOCAB_SIZE, features=NAMES)
-    cost = PassCost((1, 16), (1.0, 1.1), (1.0, 1.1))
+    cost = CallCost((1, 16), (1.0, 1.1), (1.0, 1.1))
     model = DraftModel(FakeBackend(VOCAB_SIZE), context_length=99, cost=cost)
     request = new_request([1, 2], None)
     ask(request, policy=Controller(main, cost, copier=Suffix(), models={"draft": model}))

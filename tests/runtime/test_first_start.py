@@ -18,12 +18,12 @@ from outrider.decoding import measuring
 from outrider.decoding.measuring import CheckExactness, MeasureCosts, Measuring
 from outrider.engine import joining
 from outrider.errors import ExactnessWarning
+from outrider.models.cost import measure
+from outrider.models.cost.stored import cost_of
+from outrider.models.cost.table import ONE_LOAD, UNKNOWN
 from outrider.models.tuning import first, loading
-from outrider.models.tuning.costs import cost_of
-from outrider.models.tuning.learned_cost import is_guess
 from outrider.models.tuning.loading import LoadedModel, compile_checked
 from outrider.models.tuning.machines import read_machines
-from outrider.models.tuning.measure import cost
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.trials import choose
 from outrider.system import saved
@@ -33,7 +33,7 @@ from toys import load_toy
 
 PROMPT = "the cat sat on the mat"
 Load = Callable[..., outrider.Engine]
-DOUBT = {0: 0.1}  # of what is measured: a toy's calls are too short to agree
+CALLS = {0: ONE_LOAD}  # that show what is measured: a toy's are too short to agree
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def nothing_is_known(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty cache folder, and nobody who waits before he measures."""
     monkeypatch.setattr(saved, "FOLDER", tmp_path)
     monkeypatch.setattr(joining, "_HEAD_START_SECONDS", 0.0)
-    monkeypatch.setattr(cost, "_doubt", lambda _, near, __: (DOUBT[0],) * len(near))
+    monkeypatch.setattr(measure, "_agreeing", lambda _, near, __: (CALLS[0],) * len(near))
     monkeypatch.setattr(first, "_is_known", lambda _, machine: bool(machine.rows))  # whatever the toy's weights are
 
 
@@ -173,7 +173,7 @@ def test_measuring_first_keeps_the_setting_and_knows_all_before_the_first_answer
     assert setting.exactness.holds
     assert replace(setting, exactness=taken.exactness) == taken
     assert setting.exactness.rule == taken.exactness.rule
-    assert not any(map(is_guess, engine.costs.values()))
+    assert not any(cost.is_guess for cost in engine.costs.values())
 
 
 def test_a_draft_model_joins_an_answer_that_runs(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,7 @@ def test_a_check_gives_way_at_each_call_and_repeats_no_reading(
 
 
 def test_costs_give_way_at_each_call_and_time_none_again(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "_MOST_CHANGES", 6)
+    monkeypatch.setattr(measure, "_MOST_CHANGES", 6)
     guess, calls, job = loaded.cost.near, count_calls(loaded, monkeypatch), MeasureCosts({"main": loaded})
     assert job.rest == measuring._PATIENCE_SECONDS
     paused = 0
@@ -285,7 +285,7 @@ def test_costs_give_way_at_each_call_and_time_none_again(loaded: LoadedModel, mo
 def test_a_busy_machine_keeps_its_guess_and_is_asked_more_rarely(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(DOUBT, 0, 0.7)
+    monkeypatch.setitem(CALLS, 0, UNKNOWN)
     guess, job = loaded.cost.near, MeasureCosts({"main": loaded})
     job.go_on(loaded.backend, lambda: False)
     assert loaded.cost.near == guess

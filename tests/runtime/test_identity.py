@@ -15,7 +15,8 @@ from outrider.config import DeviceConfig
 from outrider.drafters.drafter_registry import records_of
 from outrider.models.backends.devices import Device
 from outrider.models.backends.processor import ProcessorFacts
-from outrider.models.tuning import costs, loading, model_spec, probe
+from outrider.models.cost import stored as costs
+from outrider.models.tuning import loading, model_spec, probe
 from outrider.models.tuning.loading import LoadedModel
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.probe import Verdict

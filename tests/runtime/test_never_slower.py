@@ -1,7 +1,7 @@
 """Promise 2 in virtual time: answers of the worst kind, good drafters that nobody knows, and short answers.
 
 The scenarios and limits are those of bench/scripts/worst_answers.py, which runs 200 answers of each. That costs of a
-busy first load heal is in test_learned_cost.py, and by the clock in bench/scripts/healing.py.
+busy first load heal is in test_call_cost.py, and by the clock in bench/scripts/healing.py.
 """
 
 import runpy

@@ -16,9 +16,10 @@ from outrider.bundle import Bundle
 from outrider.models.backends import onnx_providers
 from outrider.models.backends.onnx_cache import BufferCache
 from outrider.models.backends.onnxruntime import OnnxRuntime
-from outrider.models.tuning.measure import TRIAL_TOKENS, PassCost, measure_exactness
+from outrider.models.cost.slots import open_slot
+from outrider.models.cost.table import CallCost
+from outrider.models.tuning.measure import TRIAL_TOKENS, measure_exactness
 from outrider.models.tuning.measure.readings import compare_readings, read
-from outrider.models.tuning.measure.slots import open_slot
 from outrider.testing import ToyTokenizer, save_toy_bundle, save_toy_model
 from outrider.types import Chunk, Exactness, Rounding, RowRule
 
@@ -270,7 +271,7 @@ def test_a_real_models_text_is_that_of_plain_decoding(smollm2_onnx: Path) -> Non
 
 
 def test_costs_of_sequences_add_up() -> None:
-    shared, each = (PassCost((2, 16), (1.0, 2.0), (1.0, 2.0), one_call=one_call) for one_call in (True, False))
+    shared, each = (CallCost((2, 16), (1.0, 2.0), (1.0, 2.0), one_call=one_call) for one_call in (True, False))
     assert shared.together([2, 2]) == shared(4) < each.together([2, 2]) == 2 * each(2)
 
 

@@ -13,10 +13,11 @@ from outrider.bundle import Bundle
 from outrider.models.backends.npu_sizes import find_sizes
 from outrider.models.backends.openvino_npu import OpenVINONpu
 from outrider.models.backends.openvino_paged import OpenVINOPaged
-from outrider.models.tuning.measure import LONGEST, MAIN_ROWS, measure_pass
+from outrider.models.cost.measure import measure_pass
+from outrider.models.cost.slots import open_slot
+from outrider.models.cost.table import LONGEST, MAIN_ROWS
 from outrider.models.tuning.measure.exactness import measure_exactness
 from outrider.models.tuning.measure.readings import compare_readings
-from outrider.models.tuning.measure.slots import open_slot
 from outrider.models.tuning.probe import Verdict, _Job, _try
 from outrider.testing import ToyTokenizer
 from outrider.types import Chunk, CompiledModel, Prompt, RowRule, Span

@@ -25,8 +25,9 @@ from outrider.models.backends.common import BufferPending
 from outrider.models.backends.infer_calls import GraphState, InferCalls
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_step import PagedPending
+from outrider.models.cost.table import CallCost
 from outrider.models.tuning import loading
-from outrider.models.tuning.measure import Contention, PassCost, pays
+from outrider.models.tuning.measure import Contention, pays
 from outrider.models.tuning.measure.overlap import rate
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy, TokenRejection
@@ -284,8 +285,8 @@ def test_nothing_is_checked_after_a_cancelled_draft() -> None:
 # --- whether it pays ---------------------------------------------------------------------------------------------
 
 
-def cost(base: float, row: float) -> PassCost:
-    return PassCost((1, 16), (base + row, base + 16 * row), (base + row, base + 16 * row))
+def cost(base: float, row: float) -> CallCost:
+    return CallCost((1, 16), (base + row, base + 16 * row), (base + row, base + 16 * row))
 
 
 def test_it_pays_where_devices_share_nothing_and_not_where_they_share_all() -> None:

@@ -13,7 +13,7 @@ import outrider
 from outrider.bundle import Bundle
 from outrider.drafters import Suffix
 from outrider.errors import DrafterError, OptionError
-from outrider.models.tuning.measure import PassCost
+from outrider.models.cost.table import CallCost
 from outrider.testing import ToyTokenizer
 from outrider.types import Distribution, Draft, Drafter
 from toys import load_toy
@@ -154,7 +154,7 @@ def test_trees_of_a_drafter_that_a_controller_chooses_have_room(engine: outrider
             return [Draft([1, 2, 3], parents=[-1, -1, 0], confidences=[0.9, 0.9, 0.9]) for _ in requests]
 
     slow = (0.040, 0.041)  # rows cost little, whatever the toy's own calls take
-    engine.loaded["main"].cost = PassCost((2, 16), slow, slow)
+    engine.loaded["main"].cost = CallCost((2, 16), slow, slow)
     engine.add_drafter("branching", Branching())
     plain = engine.generate("hello", drafter=None, **OPTIONS)
     drafted = engine.generate("hello", drafter="branching", **OPTIONS)

@@ -18,11 +18,11 @@ from outrider.decoding.slots import admit, release
 from outrider.drafters import DraftModel, Ngram, Suffix
 from outrider.drafters.controller import Controller, Fixed, Records
 from outrider.drafters.drafter_registry import DrafterRegistry
-from outrider.models.tuning.measure import PassCost
+from outrider.models.cost.table import CallCost
 from outrider.testing import FakeBackend
 from outrider.types import Committed, Draft, Drafter, DraftPolicy, DraftRequest, TokenSequence
 
-COST = PassCost((1, 16), (1.0, 1.1), (1.0, 1.1))
+COST = CallCost((1, 16), (1.0, 1.1), (1.0, 1.1))
 
 
 def make_request(policy: DraftPolicy | None, prompt: Sequence[int] = (1, 2)) -> Answer:

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 import outrider
 from outrider.bundle import Bundle
 from outrider.drafters.controller import Record
-from outrider.models.tuning.costs import cost_of
-from outrider.models.tuning.measure import DRAFT_ROWS, MAIN_ROWS, Contention, PassCost
+from outrider.models.cost.stored import cost_of
+from outrider.models.cost.table import DRAFT_ROWS, MAIN_ROWS, CallCost
+from outrider.models.tuning.measure import Contention
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.probe import Verdict
 from outrider.system import saved
@@ -26,10 +27,10 @@ from outrider.system.files import sealed
 from outrider.system.saved import SavedValue
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.testing.fake import FakeSlot
-from outrider.types import NO_PROMPT, CompiledModel, Prompt
+from outrider.types import NO_PROMPT, CompiledModel, Prompt, RowCost
 from toys import in_threads, load_toy, random_ids
 
-COST = PassCost(MAIN_ROWS, (0.1,) * len(MAIN_ROWS), (0.2,) * len(MAIN_ROWS), doubt=(0.1,) * len(MAIN_ROWS))
+COST = CallCost(MAIN_ROWS, (0.1,) * len(MAIN_ROWS), (0.2,) * len(MAIN_ROWS), calls=(4,) * len(MAIN_ROWS))
 VALUES = (COST, Contention(1.5, 2.0), Verdict(False, "it fell"))
 
 
@@ -92,7 +93,7 @@ def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 def is_sound(value: Any) -> bool:
     """Whether a value is valid for calculations, and for addressing a cache."""
-    if isinstance(value, PassCost):
+    if isinstance(value, CallCost):
         seconds = [value(rows, context) for rows in (1, 2, 9, 500) for context in (0, 1, 256, 100_000)]
         ascends = all(a < b for a, b in pairwise((0, *value.rows))) and 0 <= value.contexts[0] <= value.contexts[1]
         return ascends and all(0 < each < math.inf and 0 < 1 / each < math.inf for each in seconds)
@@ -151,7 +152,7 @@ def test_bytes_that_are_damaged_are_not_taken(
     ids=["not UTF-8", "nested too deeply", "too many digits"],
 )
 def test_what_no_parser_takes_is_not_taken(tmp_path: Path, content: bytes) -> None:
-    file = SavedValue(tmp_path, {}, PassCost)
+    file = SavedValue(tmp_path, {}, CallCost)
     file.path.write_bytes(content)
     assert file.read() is None
 
@@ -300,17 +301,18 @@ def test_a_record_of_an_earlier_version_is_not_read_as_never_accepted(tmp_path: 
     ({"contexts": (-5, 999_999)}, "contexts of a cost ascend"),
     ({"contexts": (256, 16)}, "contexts of a cost ascend"),
     ({"contexts": (256, 1 << 40)}, "contexts of a cost ascend"),
-    ({"doubt": (0.1,)}, "a doubt for each number of rows"),
-    ({"doubt": (0.1, math.nan)}, "a doubt for each number of rows"),
+    ({"calls": (4,)}, "a number of calls for each number of rows"),
+    ({"calls": (4, -1)}, "a number of calls for each number of rows"),
+    ({"calls": (4, 17)}, "a number of calls for each number of rows"),
     ({"scale": 0.0}, "scale"),
     ({"scale": math.nan}, "scale"),
     ({"scale": math.inf}, "scale"),
 ])  # fmt: skip
 def test_a_cost_checks_itself(change: dict[str, Any], message: str) -> None:
     whole: dict[str, Any] = {"rows": (2, 4), "near": (0.1, 0.2), "far": (0.2, 0.3)}
-    PassCost(**whole)
+    CallCost(**whole)
     with pytest.raises(ValueError, match=message):
-        PassCost(**whole | change)
+        CallCost(**whole | change)
 
 
 @pytest.mark.parametrize("number", [0.5, -1.0, math.nan, math.inf, 1e300])
@@ -332,7 +334,7 @@ class Strict(FakeBackend):
         assert 0 < max_tokens <= self.max_tokens
         return StrictSlot(self, max_tokens)
 
-    def keep_rows(self, cost: Callable[[int], float], change: float) -> None:
+    def keep_rows(self, cost: RowCost) -> None:
         """Keeps none."""
 
 
@@ -353,9 +355,9 @@ def test_a_cost_that_was_kept_of_another_cache_is_not_taken(
     openvino_bundle: Bundle, rows: list[int], contexts: list[int]
 ) -> None:
     part, backend = ModelSpec("draft", openvino_bundle, openvino_bundle.manifest.main), cast("CompiledModel", Strict())
-    file = part.identity.compiled(backend).saved("costs", PassCost, ["features"])
+    file = part.identity.compiled(backend).saved("costs", CallCost, ["features"])
     seconds = tuple(77.0 + row / 1000 for row in rows)
-    file.write(PassCost(tuple(rows), seconds, seconds, (contexts[0], contexts[1])))
+    file.write(CallCost(tuple(rows), seconds, seconds, (contexts[0], contexts[1])))
     cost = cost_of(part, backend)
     can_be = rows == [*DRAFT_ROWS] and contexts[1] < openvino_bundle.manifest.main.geometry.context_length
     assert (cost.near == seconds) == (can_be and contexts[1] >= 1024)  # the saved cost covers all contexts that now fit

@@ -22,7 +22,7 @@ from outrider.decoding.row_budget import (
 from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.slots import admit
 from outrider.engine.scoring import give
-from outrider.models.tuning.measure import PassCost
+from outrider.models.cost.table import CallCost
 from outrider.testing import FakeBackend
 from outrider.types import Rounding, RowRule
 
@@ -37,18 +37,18 @@ RULES = (
 sizes = st.integers(1, 5000)
 
 
-def cost_of(row: float, call: float = 0.01, rule: RowRule | None = None, of_context: float = 0.0) -> PassCost:
+def cost_of(row: float, call: float = 0.01, rule: RowRule | None = None, of_context: float = 0.0) -> CallCost:
     """Seconds of a call: `call`, and `row` for each row, which grows by `of_context` for each token of context."""
     rows = (1, 8, 32)
     near, far = (tuple(call + n * (row + of_context * context) for n in rows) for context in (0, 2000))
-    return PassCost(rows, near, far, (0, 2000), rule=rule or RowRule())
+    return CallCost(rows, near, far, (0, 2000), rule=rule or RowRule())
 
 
 class Machine:
     """Runs the calls that a budget shares out. prompt_row: seconds of each row of a prompt, at no context."""
 
-    def __init__(self, budget: RowBudget, cost: PassCost, prompt_row: float, of_context: float = 0.0) -> None:
-        self.budget, self.cost = budget, cost
+    def __init__(self, budget: RowBudget, cost: CallCost, prompt_row: float, of_context: float = 0.0) -> None:
+        self.budget, self.cost = budget, replace(cost)
         self.prompt_row, self.of_context = prompt_row, of_context
 
     def round(self, answers: Sequence[int], left: list[int], read: list[int]) -> float:
@@ -60,7 +60,9 @@ class Machine:
             seconds += count * (self.prompt_row + self.of_context * read[i])
             left[i] -= count
             read[i] += count
-        self.budget.took(seconds)
+        before = max((begin - count for begin, count in zip(read, counts[len(answers) :], strict=True)), default=0)
+        assert self.budget._cost
+        self.budget._cost.observe(answers, 100, seconds, prompt_rows=sum(counts[len(answers) :]), prompt_context=before)
         return seconds
 
 
@@ -83,7 +85,6 @@ def test_one_budget_of_rows(
     pieces = [count for count, decodes in zip(counts, decoding, strict=True) if not decodes]
     assert answers == [count for count, decodes in zip(wanted, decoding, strict=True) if decodes]
     assert all(0 <= count <= n for count, n in zip(counts, wanted, strict=True))
-    assert budget.num_prompt_rows == sum(pieces)
     assert not pieces or any(pieces)
     padded = rule.sequence if timed else Rounding()
     of_answers = (rule.num_rows(answers) if timed else sum(answers)) if answers else 0
@@ -111,7 +112,7 @@ def test_a_piece_of_a_prompt_takes_half_a_second_at_most(row: float, rule: RowRu
     budget, sizes = RowBudget(100_000, "auto", cost), []
     for _ in range(40):
         (size,) = budget.share([1_000_000], [False], [0])
-        budget.took(size * slower * row)
+        cost.observe([], 0, size * slower * row, prompt_rows=size)
         sizes.append(size)
     assert all(size % least == 0 and (size // least).bit_count() == 1 for size in sizes)
     most = PIECE_SECONDS / (slower * row)
@@ -240,7 +241,7 @@ def test_calls_that_take_no_longer_than_their_answers_should(scale: float) -> No
     machine = Machine(RowBudget(512, 0.5, cost), replace(cost, scale=scale), 1e-7)
     for _ in range(4000):
         machine.round([1] * 8, [12], [0])
-    assert machine.budget._answer_seconds == pytest.approx(scale * cost(8, 100), rel=0.001)
+    assert cost.scale == pytest.approx(scale, rel=0.001)
     machine.prompt_row = 0.001
     left, read = [10_000], [0]
     seconds = [machine.round([1] * 8, left, read) for _ in range(8)]
@@ -277,7 +278,6 @@ def test_a_piece_that_ends_at_an_answer_leaves_its_rows_to_others() -> None:
         assert admit(request, backend)
     for _ in range(10):
         step(backend, Scheduler(backend, budget, [chat, other]))
-        assert budget.num_prompt_rows == sum(backend.calls[-1])
     assert chat.slot.length == 10 * 20
     assert other.slot.length == 10 * (512 - 32)
     while not chat.ended:

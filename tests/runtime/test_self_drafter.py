@@ -30,9 +30,8 @@ from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.backends.segments import cut
 from outrider.models.backends.taps import hidden_states_of
-from outrider.models.tuning.learned_cost import LearnedCost
+from outrider.models.cost.table import CallCost
 from outrider.models.tuning.loading import choice_of
-from outrider.models.tuning.measure import PassCost
 from outrider.models.tuning.model_spec import ModelSpec, cuts_for
 from outrider.types import Chunk, Exactness, Rounding, RowRule
 from outrider_bench.verify.certify import our_subject
@@ -311,8 +310,7 @@ def test_a_segment_that_cannot_be_started_ends_the_call(layered: Bundle) -> None
 def test_its_cost_is_measured_and_the_controller_may_say_no(
     engine: outrider.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PassCost, "follow", lambda *_: None)  # the toy's calls take another time
-    monkeypatch.setattr(LearnedCost, "observe", lambda *_: None)
+    monkeypatch.setattr(CallCost, "observe", lambda *_, **__: None)  # the toy's calls take another time
     monkeypatch.setattr(Ledger, "_take", lambda *_: None)
     model = engine.find_drafter("self")
     assert model.is_priced

@@ -16,10 +16,11 @@ from outrider.config import DeviceConfig
 from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.backends.slices import Layers, Slices, _form, choose_layers, find_slices, keep_layers
 from outrider.models.backends.taps import after_layers, hidden_states_of
+from outrider.models.cost.stored import cost_of
+from outrider.models.cost.table import CallCost
 from outrider.models.tuning import measured, model_spec, trials
-from outrider.models.tuning.costs import cost_of
 from outrider.models.tuning.loading import choice_of, compile_settled
-from outrider.models.tuning.measure import PassCost, measure_exactness
+from outrider.models.tuning.measure import measure_exactness
 from outrider.models.tuning.measured import allocate_for_trials, compile_for_trials
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.setting import Setting
@@ -239,7 +240,7 @@ def test_costs_come_from_slices(sliced: ModelSpec, monkeypatch: pytest.MonkeyPat
     _, backend = compile_settled(sliced.on("CPU", OPTIONS))
     backend.allocate(4096)
     monkeypatch.setattr(
-        "outrider.models.tuning.costs.measure_pass", lambda *_, **__: pytest.fail("the whole model is not measured")
+        "outrider.models.cost.stored.measure_pass", lambda *_, **__: pytest.fail("the whole model is not measured")
     )
     cost = cost_of(sliced.on("CPU", OPTIONS), backend)
     assert cost.near == tuple(sorted(cost.near))
@@ -247,7 +248,7 @@ def test_costs_come_from_slices(sliced: ModelSpec, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_a_layer_costs_is_the_difference_of_two_slices() -> None:
-    small, large = (PassCost((1, 8), (near, 2 * near), (near + 1, 2 * near + 1), (16, 64)) for near in (3.0, 5.0))
+    small, large = (CallCost((1, 8), (near, 2 * near), (near + 1, 2 * near + 1), (16, 64)) for near in (3.0, 5.0))
     layers = Layers([0], [0, 1], times=10.0, ratios=(6.0, 4.0))
     found = small.combined(large, layers.whole, layers=6.0)
     assert found.near == (3 + 10 * 2, 6 + 10 * 4)

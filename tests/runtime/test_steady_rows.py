@@ -12,17 +12,19 @@ from calls import rows_of_call
 from outrider.bundle import Bundle
 from outrider.drafters.controller import Share
 from outrider.models.backends.openvino_paged import OpenVINOPaged
-from outrider.models.tuning.measure import PassCost, measure_change
+from outrider.models.cost.measure import measure_change
+from outrider.models.cost.table import CallCost
 from outrider.testing import FakeBackend
 from outrider.tokens.verifiers import Greedy
 from outrider.types import Chunk, Exactness, Rounding, RowRule, SteadyRows
 from virtual_time import World, speed_up
 
 SECONDS = [n / 1000 for n in range(33)]
+COST = CallCost((1, 32), (0.001, 0.032), (0.001, 0.032))
 
 
 def rows_of(needs: Sequence[int], change: float, rule: RowRule | None = None) -> list[int]:
-    steady = SteadyRows(SECONDS, change, rule or RowRule())
+    steady = SteadyRows(dataclasses.replace(COST, change=change), rule or RowRule(), 32)
     found = []
     for need in needs:
         expected = steady.peek(need)
@@ -65,7 +67,7 @@ def test_rows_have_the_same_bits(openvino_bundle: Bundle, *, separate: bool) -> 
         made.allocate(512)
         made.use(Exactness(rule=RowRule(Rounding(2), separate=separate)))
         if change is not None:
-            made.keep_rows(lambda _: 0.0, change)
+            made.keep_rows(dataclasses.replace(COST, near=(1e-9,) * 2, far=(1e-9,) * 2, change=change))
         slots = [slot for slot in (made.open(80), made.open(80)) if slot]
         found, sizes = [], [*sizes, []]
         for counts in ([2, 9], [2, 2], [4, 3], [2, 0], [3, 5], [40, 2], [2, 2], [2, 4]):
@@ -108,7 +110,7 @@ def test_a_draft_model_that_keeps_its_rows_is_priced_so() -> None:
     assert cost is not None
     cost.change = 0.005
     assert model.seconds_for([2], 256, 1) == cost.together([2], 256, 1) == cost(2) + 0.005
-    steady = SteadyRows([0.0, *map(cost, range(1, 33))], 0.005, RowRule())
+    steady = SteadyRows(cost, RowRule(), 32)
     world.draft.capabilities = dataclasses.replace(world.draft.capabilities, steady=steady)
     steady.next(2)
-    assert model.seconds_for([1], 256, 1) == PassCost.__call__(cost, 2)
+    assert model.seconds_for([1], 256, 1) == CallCost.__call__(cost, 2)

@@ -12,7 +12,7 @@ import outrider
 from calls import rows_of_call
 from in_the_loop import new_request, run
 from outrider.bundle import Bundle
-from outrider.models.tuning.measure import measure_pass
+from outrider.models.cost.measure import measure_pass
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.testing.fake import FakeSlot
 from outrider.types import Chunk, Draft, Drafter, Exactness, Prompt, Rounding, RowRule

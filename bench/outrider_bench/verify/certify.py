@@ -23,8 +23,8 @@ from outrider.bundle.manifest import Format
 from outrider.config import Config, GenerationConfig, format_of_property
 from outrider.engine.engine import Engine
 from outrider.inputs.audio import log_mel
+from outrider.models.cost.slots import Adapted
 from outrider.models.tuning.measure.readings import compare_readings, compare_states, read
-from outrider.models.tuning.measure.slots import Adapted
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider.types import Backend, EncoderSource
 from outrider.types import Prompt as Input

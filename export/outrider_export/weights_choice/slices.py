@@ -24,7 +24,9 @@ import numpy as np
 from outrider.bundle.folder import Bundle
 from outrider.bundle.manifest import SCHEMA_VERSION, FileEntry, Manifest, ModelEntry, TokenizerEntry
 from outrider.models.backends.columns import COLUMNS
-from outrider.models.tuning.measure import NEAR, estimate_padding, timer
+from outrider.models.cost.measure import timer
+from outrider.models.cost.table import NEAR
+from outrider.models.tuning.measure import estimate_padding
 from outrider.models.tuning.measured import compile_for_trials
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.setting import settings_for

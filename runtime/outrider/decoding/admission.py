@@ -9,7 +9,7 @@ from outrider.bundle import Manifest
 from outrider.config import DEFAULT_MAX_NEW_TOKENS, GenerationConfig
 from outrider.errors import OptionError, RequestError, TooLong
 from outrider.models.backends.devices import check_room
-from outrider.models.tuning.measure import timed_rows
+from outrider.models.cost.measure import timed_rows
 from outrider.types import CompiledModel
 
 

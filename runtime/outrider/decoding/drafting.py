@@ -104,8 +104,8 @@ def seconds_of(answers: Sequence[Answer]) -> dict[int, tuple[float, float]]:
     return found
 
 
-def draft_ahead(readings: Sequence[Reading], target_pass: Pending, observer: Observer | None = None) -> None:
-    """Let drafters that can do so draft for the next round during this round's target pass.
+def draft_ahead(readings: Sequence[Reading], target_pass: Pending, observer: Observer | None = None) -> bool:
+    """Let drafters that can do so draft for the next round during this round's target pass. Whether one may have.
 
     An error in a policy or a drafter ends the answers that it was called for.
     """
@@ -118,6 +118,7 @@ def draft_ahead(readings: Sequence[Reading], target_pass: Pending, observer: Obs
         mine = [answer for answer, _ in both]
         with isolated(*mine), _observed(observer, "draft ahead", mine):
             policy.go_ahead([turn for _, turn in both], target_pass)
+    return bool(groups)
 
 
 @contextmanager

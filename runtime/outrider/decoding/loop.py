@@ -31,7 +31,7 @@ def step(main: Backend, scheduler: Scheduler, observer: Observer | None = None) 
     target_pass = submit(main, together.chunks, observer)
     try:
         fill_masks(together.judged)
-        draft_ahead(together.readings, target_pass, observer)
+        goes_ahead = draft_ahead(together.readings, target_pass, observer)
     finally:  # whatever happens: the next round writes where this one reads
         target = target_pass.wait()
     took = main.seconds - main_began
@@ -41,4 +41,4 @@ def step(main: Backend, scheduler: Scheduler, observer: Observer | None = None) 
             reading.commit(target, observer, beside_prompts=together.num_prompt_rows > 0)
         if reading.answer.request.waits:  # all of its rows are read on the host
             took += time.perf_counter() - commit_began
-    scheduler.took(together, took)
+    scheduler.took(together, took, alone=not goes_ahead)

@@ -11,15 +11,16 @@ import logging
 from typing import TYPE_CHECKING, Any, cast
 
 from outrider.decoding.idle import IdleJob, harmless
-from outrider.models.tuning.learned_cost import LearnedCost, is_guess
+from outrider.models.cost.measure import measure_change, measure_pass, timer
+from outrider.models.cost.slots import GaveWay, GivingWay
+from outrider.models.cost.stored import save_cost
+from outrider.models.cost.table import LONGEST, ONE_LOAD
 from outrider.models.tuning.loading import save_choice, warn_of
-from outrider.models.tuning.measure import check_exactness, measure_change, measure_pass
-from outrider.models.tuning.measure.cost import UNKNOWN
-from outrider.models.tuning.measure.slots import GaveWay, GivingWay
+from outrider.models.tuning.measure import check_exactness
 from outrider.types import Exactness
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from outrider.models.tuning.loading import LoadedModel
     from outrider.types import Backend
@@ -28,6 +29,7 @@ log = logging.getLogger("outrider")
 
 _PATIENCE_SECONDS, _MOST_PATIENCE_SECONDS = 2.0, 600.0  # without a request; longer after each try on a busy machine
 _REPEATS = 2  # of the measurement of costs
+_SHARE = 0.01  # of the time of answers, for calls that are made to be timed
 
 
 class Measuring(IdleJob):
@@ -87,13 +89,13 @@ class CheckExactness(Measuring):
         finally:
             if prefixes:
                 prefixes.on_publish = told
-            _keep_rows(model)
+            backend.keep_rows(model.cost)
         found = Exactness(backend.exactness.groups, backend.exactness.rule, self._made)
         if not self._made:
             return True
         # Prefixes stay marked as they are, so that plain decoding goes on as before.
         backend.use(dataclasses.replace(found, is_expected=True))
-        _keep_rows(model)
+        backend.keep_rows(model.cost)
         setting = dataclasses.replace(choice.setting, exactness=found)
         model.choice = dataclasses.replace(choice, setting=setting, waits=False, is_refuted=not found.holds)
         save_choice(model.spec, model.choice)
@@ -106,7 +108,10 @@ class CheckExactness(Measuring):
 
 
 class MeasureCosts(Measuring):
-    """Times the calls of models whose cost is a guess. Costs are used and saved if nothing else ran meanwhile.
+    """Times the calls of models whose cost is doubtful: a guess, or known from one load only.
+
+    Costs are used and saved if nothing else ran meanwhile. Beside answers, a hundredth of their time is for what little
+    is known of: numbers of rows that the main model's calls are padded to, and calls of draft models.
 
     loaded: the models by role; read as a list, because closing an engine empties it.
     """
@@ -117,21 +122,24 @@ class MeasureCosts(Measuring):
         super().__init__()
         self._loaded = loaded
         self._made: dict[str, tuple[list[float], list[float]]] = {}  # by role, seconds of calls
+        self._done: set[str] = set()  # roles whose costs were measured
+        self._budgets: dict[str, float] = {}  # by role, seconds for calls beside answers
         self.patience = _PATIENCE_SECONDS
 
     @property
     def is_due(self) -> bool:
-        """Whether a cost is a guess."""
-        return self._is_due and bool(self._guessed())
+        """Whether a cost is doubtful."""
+        return self._is_due and bool(self._doubtful())
 
-    def _guessed(self) -> list[tuple[LoadedModel, LearnedCost]]:
-        both = [(model, model.cost) for model in list(self._loaded.values()) if model.spec.answers_first]
-        return [(model, cost) for model, cost in both if isinstance(cost, LearnedCost) and is_guess(cost.learned())]
+    def _doubtful(self) -> list[LoadedModel]:
+        both = [(model, model.backend.capabilities) for model in list(self._loaded.values())]
+        able = [model for model, can in both if not (can.fixed or can.reads_sources)]
+        return [model for model in able if model.cost.is_doubtful and model.spec.role not in self._done]
 
     def measure(self, main: Backend, is_cancelled: Callable[[], bool]) -> bool:  # noqa: ARG002
         """Time calls, model by model."""
-        for model, cost in self._guessed():
-            backend, longest = model.backend, model.spec.model.geometry.context_length
+        for model in self._doubtful():
+            backend, cost, longest = model.backend, model.cost, model.spec.model.geometry.context_length
             calls, changes = self._made.setdefault(model.spec.role, ([], []))
             giving_way = cast("Any", GivingWay(backend, is_cancelled))
             backend.use(backend.exactness)
@@ -139,17 +147,55 @@ class MeasureCosts(Measuring):
                 found = measure_pass(giving_way, cost.rows, _REPEATS, max_tokens=longest, made=calls)
                 found.change = measure_change(giving_way, cost.rows, made=changes)
             finally:
-                _keep_rows(model)
+                backend.keep_rows(cost)
             del self._made[model.spec.role]
-            if max(found.doubt, default=0.0) >= UNKNOWN:  # others used the processor
+            worst = max if cost.is_guess else min  # anything is better than a guess
+            if worst(found.calls) < ONE_LOAD:  # others used the processor
                 self.patience = min(8 * self.patience, _MOST_PATIENCE_SECONDS)
                 break
+            self._done.add(model.spec.role)
             cost.take(found)
-            _keep_rows(model)
-            cost.save()
+            save_cost(model.spec, backend, cost)
         return False  # another model may be loaded yet
 
+    def spent(self, seconds: float) -> None:
+        """Make a call that teaches something, if a share of the time of answers so far pays for it."""
+        with harmless("A call could not be timed beside answers"):
+            for model in self._doubtful():
+                if rows := model.cost.unsure_rows:
+                    role, try_one = model.spec.role, _pad if model.spec.is_main else _call
+                    budget = self._budgets.get(role, 0.0) + _SHARE * seconds
+                    self._budgets[role] = budget - try_one(model, rows, budget)
 
-def _keep_rows(model: LoadedModel) -> None:
-    """Have calls keep their rows again, after `use`."""
-    model.backend.keep_rows(model.cost, model.cost.scale * (model.cost.change or 0.0))
+    def finish(self) -> None:
+        """Save what calls have shown."""
+        for model in list(self._loaded.values()):
+            save_cost(model.spec, model.backend, model.cost)
+
+
+def _pad(model: LoadedModel, rows: Sequence[int], budget: float) -> float:
+    """Have the next call of answers padded to one of these numbers of rows. The seconds that this may take."""
+    cost, steady = model.cost, model.backend.capabilities.steady
+    for count in rows if steady else ():
+        price = cost(count) - cost(cost.rows[0]) + 2 * cost.scale * (cost.change or 0.0)
+        if steady and cost.rows[0] < count <= LONGEST + 1 and price <= budget and steady.pad(count):
+            return price
+    return 0.0
+
+
+def _call(model: LoadedModel, rows: Sequence[int], budget: float) -> float:
+    """Make two calls of the fewest rows, if these are among `rows`. The seconds that this was expected to take.
+
+    None is made if the cache has no room.
+    """
+    cost, backend, first = model.cost, model.backend, model.cost.rows[0]
+    price = 2 * cost(first) + cost.scale * (2 * (cost.change or 0.0) + (0.0 if backend.seconds else cost.first))
+    if first not in rows or price > budget:
+        return 0.0
+    uncounted = cast("Any", GivingWay(backend, lambda: False))
+    with contextlib.suppress(AssertionError), timer(uncounted, cost.contexts[0] + first) as make:
+        for _ in range(2):
+            began, steady = backend.seconds, backend.capabilities.steady
+            make(first, cost.contexts[0])
+            cost.observe([first], cost.contexts[0], backend.seconds - began, steady.current if steady else 0)
+    return price

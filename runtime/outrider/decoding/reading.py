@@ -26,6 +26,7 @@ class Reading:
     turn: Turn | None
     chunk: Chunk
     begin: int
+    is_prompt: bool = False  # nothing is decoded yet, or only for the prompt's rows
 
     @classmethod
     def of(cls, answer: Answer, turn: Turn | None, num_tokens: int) -> Reading:
@@ -37,7 +38,7 @@ class Reading:
             draft = draft_of(turn)
             num_rows, parents, token_ids = len(draft) + 1, draft.parents, token_ids + draft.token_ids
         chunk = Chunk(answer.slot, token_ids, num_rows, answer.features, parents, generated)
-        return cls(answer, turn, chunk, begin)
+        return cls(answer, turn, chunk, begin, not answer.decodes or answer.request.waits)
 
     @property
     def draft(self) -> Draft:

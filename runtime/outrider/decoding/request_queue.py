@@ -19,6 +19,7 @@ from outrider.decoding.row_budget import RowBudget
 from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.worker import Inbox, News, Settle, Stop, Worker, WorkerCall
 from outrider.errors import EngineClosed, RequestError
+from outrider.models.cost.table import CallCost
 from outrider.models.kv import PrefixStore
 from outrider.system.forks import check_process
 from outrider.types import Backend
@@ -32,6 +33,7 @@ class RequestQueue:
     So Ctrl-C, which Python delivers to the main thread, never interrupts a round. Readers and worker share only
     `SimpleQueue`s, whose operations cannot be interrupted half-way, as those of locks can. prefixes: copies a part of
     the prefix caches after each round, and while no request runs. jobs: what else is done then, the most urgent first.
+    cost: of the main model's calls, which teach it.
     """
 
     def __init__(
@@ -40,10 +42,11 @@ class RequestQueue:
         rows: RowBudget,
         prefixes: PrefixStore | None = None,
         jobs: Sequence[IdleJob] = (),
+        cost: CallCost | None = None,
     ) -> None:
         self._pid = os.getpid()
         self._inbox: Inbox = SimpleQueue()
-        self._scheduler = Scheduler(main, rows, prefix_check=PrefixCheck(prefixes))
+        self._scheduler = Scheduler(main, rows, cost=cost, prefix_check=PrefixCheck(prefixes))
         copying = [] if prefixes is None else [CopyingPrefixes(prefixes)]
         self._worker = Worker(self._scheduler, self._inbox, [*copying, *self._scheduler.idle_jobs, *jobs])
         if prefixes is not None:

@@ -2,7 +2,6 @@
 
     budget = RowBudget(512, "auto", cost)
     counts = budget.share(wanted, decoding, contexts)    # tokens of each sequence, in order of arrival
-    budget.took(seconds)                                 # of the call
 
 Answers never wait for rows. Prompts get the rest of `max_num_batched_tokens`, while answers are decoded no more than
 the round has time for: a piece of a prompt is computed in the same call, and everybody waits for its end (Agrawal et
@@ -13,9 +12,8 @@ takes half a second at most: a call is never interrupted, so whoever cancels, or
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
-from outrider.models.tuning.measure import NEAR, PassCost
+from outrider.models.cost.table import CallCost
 
 SMOOTH_ROUND_SECONDS = 0.1  # seconds: ten tokens a second are more than anyone reads
 PIECE_SECONDS = 0.5  # seconds of a piece without answers beside it
@@ -23,9 +21,6 @@ SLOWDOWN_FACTOR = 2.0  # a round with a piece of a prompt may take so many times
 LEAST_PROMPT_ROWS = 64  # for prompts beside answers, if these are in the budget; whatever they take
 LEAST_PIECE_TOKENS = 32  # tokens; shorter ones cost nearly as much, as each piece reads all keys and values before it
 SHORTEST_SHARE = 0.25  # of the rows for prompts, to those with the least left
-_LEAST_ADDED_SHARE = 0.1  # least seconds that a row adds to a call, as a share of the average row's
-_CHANGE_LIMITS = (0.5, 4.0)  # of a row's seconds, by one measurement
-_SCALE_LIMIT = 16.0  # what a row takes, learned from calls, of what it takes at first; or the other way round
 
 
 class RowBudget:
@@ -47,25 +42,14 @@ class RowBudget:
         self,
         max_num_batched_tokens: int,
         max_round_seconds: float | str = "auto",
-        cost: PassCost | None = None,
+        cost: CallCost | None = None,
         part: float = 1.0,
     ) -> None:
         room = cost.rule.room if cost else 0
         self._max_rows = min(max_num_batched_tokens, room or max_num_batched_tokens)
         self._max_seconds, self._part = max_round_seconds, part
-        self._cost = replace(cost) if cost else None  # its scale follows these calls alone
-        self._shared = cost  # which learns what calls without pieces of prompts take
-        # Seconds of a prompt's row beside answers, in terms of `_added_row`. At first too many, as the longest measured
-        # call may have logits for all its rows, which a piece of a prompt has not. The calls show how many.
-        self._prompt_scale = cost(cost.rows[-1]) / cost.rows[-1] / _added_row(cost) if cost else 1.0
-        self._scales = self._prompt_scale / _SCALE_LIMIT, self._prompt_scale * _SCALE_LIMIT
+        self._cost = cost
         self._reserved = 0.0  # rows for the prompts with the least left, from earlier rounds
-        # The last call
-        self._is_limited = False
-        self._answer_seconds = self._row_seconds = 0.0  # expected, for its answers alone and for each row of a prompt
-        self.num_prompt_rows = 0
-        self._answers: Sequence[int] = ()
-        self._context = 0.0
 
     def share(
         self,
@@ -84,61 +68,33 @@ class RowBudget:
         """
         answers = [i for i, decodes in enumerate(decoding) if decodes]
         prompts = [i for i, decodes in enumerate(decoding) if not decodes]
-        self._is_limited = bool(answers) if limited is None else limited
-        self._expect([wanted[i] for i in answers], [contexts[i] for i in answers], [contexts[i] for i in prompts])
         counts = [count if decodes else 0 for count, decodes in zip(wanted, decoding, strict=True)]
-        if prompts:
-            rows = max(self._rows_left([wanted[i] for i in answers], begun), self._least)
-            for i, count in zip(prompts, self._split([wanted[i] for i in prompts], rows), strict=True):
-                counts[i] = count
-        self.num_prompt_rows = sum(counts[i] for i in prompts)
+        if not prompts:
+            return counts
+        of_answers = [wanted[i] for i in answers]
+        rows = self._max_rows - (self._cost.rule.num_rows(of_answers) if self._cost and answers else sum(of_answers))
+        if self._cost is not None:
+            context = sum(contexts[i] for i in answers) / max(len(answers), 1)
+            alone = begun + (self._cost.together(of_answers, context) if answers else 0.0)
+            waits = bool(answers) if limited is None else limited
+            row = self._cost.prompt_row(max(contexts[i] for i in prompts))
+            rows = min(rows, self._rows_in(alone if waits else None, row))
+        for i, count in zip(prompts, self._split([wanted[i] for i in prompts], max(rows, self._least)), strict=True):
+            counts[i] = count
         return counts
 
-    def took(self, seconds: float, padded: int = 0, *, alone: bool | None = None) -> None:
-        """Learn from the seconds of the call that was shared last.
+    def _rows_in(self, alone: float | None, row: float) -> int:
+        """Rows for prompts that there is time for.
 
-        padded: its rows, if more than the rule says. alone: whether nothing else ran meanwhile; None: the cost does not
-        learn from the call here.
+        alone: seconds of the round without them; None: nobody waits for its end. row: seconds of a prompt's row.
         """
-        if not self._cost or seconds <= 0:
-            return
-        if self._shared is not None and alone is not None:
-            counts = self._answers if alone and not self.num_prompt_rows else ()
-            self._shared.observe(counts, self._context, seconds, padded)
-        added = seconds - self._answer_seconds
-        if not self.num_prompt_rows or added <= 0:  # the answers alone took no longer than a call with prompts
-            if self._is_limited:
-                self._cost.follow(self._answer_seconds, seconds)
-            return
-        # One call may have waited for other work, or have compiled kernels: no single one counts for much.
-        change = added / (self.num_prompt_rows * self._row_seconds)
-        least, most = _CHANGE_LIMITS
-        self._prompt_scale *= min(max(change, least), most) ** 0.5
-        least, most = self._scales
-        self._prompt_scale = min(max(self._prompt_scale, least), most)
-
-    def _expect(self, answers: Sequence[int], contexts: Sequence[int], prompt_contexts: Sequence[int]) -> None:
-        """Estimate the seconds of answers, and of a prompt's row. Its context is that of the longest prompt."""
-        if self._cost is None:
-            return
-        self._answers, self._context = answers, sum(contexts) / max(len(contexts), 1)
-        self._answer_seconds = self._cost.together(answers, self._context) if answers else 0.0
-        if prompt_contexts:
-            self._row_seconds = self._prompt_scale * _added_row(self._cost, max(prompt_contexts))
-
-    def _rows_left(self, answers: Sequence[int], begun: float) -> int:
-        """Rows for prompts beside these answers."""
-        rows = self._max_rows - (self._cost.rule.num_rows(answers) if self._cost and answers else sum(answers))
-        if self._cost is None:
-            return rows
-        if not self._is_limited:
-            return min(rows, self._doubled(int(PIECE_SECONDS / self._row_seconds)))
-        alone = begun + self._answer_seconds
+        if alone is None:
+            return self._doubled(int(PIECE_SECONDS / row))
         if isinstance(self._max_seconds, str):
             seconds = max(SMOOTH_ROUND_SECONDS * self._part, SLOWDOWN_FACTOR * alone)
         else:
             seconds = self._max_seconds * self._part
-        return min(rows, max(int((seconds - alone) / self._row_seconds), LEAST_PROMPT_ROWS))
+        return max(int((seconds - alone) / row), LEAST_PROMPT_ROWS)
 
     def _doubled(self, rows: int) -> int:
         """The most rows up to these that are the least piece, doubled some times: few sizes, however times vary."""
@@ -177,11 +133,3 @@ class RowBudget:
     def _least(self) -> int:
         """Tokens of the least piece: rows that the machine's rule does not pad."""
         return self._cost.rule.sequence(LEAST_PIECE_TOKENS) if self._cost else LEAST_PIECE_TOKENS
-
-
-def _added_row(cost: PassCost, context: float = NEAR) -> float:
-    """Seconds that a row adds to a call, at this context."""
-    first, last = cost.rows[0], cost.rows[-1]
-    average = cost(last, context) / last
-    added = (cost(last, context) - cost(first, context)) / max(last - first, 1)
-    return max(added, _LEAST_ADDED_SHARE * average)

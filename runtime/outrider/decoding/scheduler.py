@@ -1,6 +1,6 @@
 """Decides who takes part in a round: which answers wait and which run, their slots, and what each of them reads.
 
-scheduler = Scheduler(main, RowBudget(512, "auto", cost))
+scheduler = Scheduler(main, RowBudget(512, "auto", cost), cost=cost)
 scheduler.waiting.append(answer)
 scheduler.settle()         # between rounds: answers come and go
 step(main, scheduler)      # a round of those that run
@@ -24,6 +24,8 @@ from outrider.decoding.rereading import Rereading
 from outrider.decoding.row_budget import RowBudget
 from outrider.decoding.slots import admit, release
 from outrider.errors import RequestError
+from outrider.models.calls import teach
+from outrider.models.cost.table import CallCost
 from outrider.tokens.grammar import GrammarState
 from outrider.types import Backend, Chunk, Draft, Turn
 
@@ -35,7 +37,11 @@ class Round:
     """What one call of the main model reads of all answers in it."""
 
     readings: list[Reading]
-    num_prompt_rows: int = 0
+
+    @property
+    def num_prompt_rows(self) -> int:
+        """Rows of pieces of prompts."""
+        return sum(len(each.chunk.token_ids) for each in self.readings if each.is_prompt)
 
     @property
     def chunks(self) -> list[Chunk]:
@@ -50,13 +56,6 @@ class Round:
             for reading in self.readings
             if (grammar := reading.answer.grammar) is not None and reading.chunk.num_rows
         ]
-
-    def is_alone(self, *, steady: bool) -> bool:
-        """Whether nothing else runs during the call, and its rows are known: of trees, where calls keep theirs."""
-        for reading in self.readings:
-            if reading.answer.request.ahead or not (steady or reading.chunk.parents is None):
-                return False
-        return True
 
 
 @dataclass(eq=False)
@@ -74,6 +73,7 @@ class Scheduler:
     rereading: Rereading = field(default_factory=Rereading)
     prefix_check: PrefixCheck = field(default_factory=PrefixCheck)
     replaying: Replaying = field(default_factory=Replaying)
+    cost: CallCost | None = None  # of the main model's calls, which teach it
     _refused: Answer | None = None  # there was no room for it, and none was freed since
     _round_began: float = 0.0
 
@@ -152,13 +152,19 @@ class Scheduler:
                 turn.draft = turn.draft.cut(count - 1)
             if count:  # else it waits
                 readings.append(Reading.of(answer, turn, count))
-        return Round(readings, self.rows.num_prompt_rows)
+        return Round(readings)
 
-    def took(self, done: Round, seconds: float) -> None:
-        """Learn from the seconds of a round's call."""
-        steady = self.main.capabilities.steady if self.main is not None else None
-        alone = done.is_alone(steady=steady is not None)
-        self.rows.took(seconds, steady.current if steady else 0, alone=alone)
+    def took(self, done: Round, seconds: float, *, alone: bool) -> None:
+        """Teach the cost what a round's call took. alone: nothing else ran meanwhile."""
+        if self.main is None or self.cost is None:
+            return
+        # A tree's rows are known where calls keep theirs.
+        alone &= self.main.capabilities.steady is not None or all(each.draft.parents is None for each in done.readings)
+        answers, prompts = (
+            [(len(each.chunk.token_ids), each.begin) for each in done.readings if alone and each.is_prompt == is_prompt]
+            for is_prompt in (False, True)
+        )
+        teach(self.cost, self.main, seconds, answers, prompts)
 
     def _admit(self, answer: Answer) -> bool:
         admitted = False

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from outrider.drafters.draft_state import DraftState
 from outrider.drafters.self_model import SelfModel
 from outrider.models.backends.features import NEXT_HIDDEN
-from outrider.models.tuning.measure import PassCost
+from outrider.models.cost.table import CallCost
 from outrider.types import Backend, Chunk, Committed, DraftRequest, LogitsRow, Requirements, Slot, TokenSequence
 
 
@@ -29,7 +29,7 @@ class AssistantModel(SelfModel):
         super().__init__(backend, **options)
         self.requirements = Requirements(features)
 
-    def _begin(self, backend: Backend, cost: PassCost | None) -> None:
+    def _begin(self, backend: Backend, cost: CallCost | None) -> None:
         super()._begin(backend, cost)
         self._hidden: dict[TokenSequence, NDArray[np.float32]] = {}  # [1, width], of the newest token that was read
 

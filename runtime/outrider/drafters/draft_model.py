@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Self
 from outrider.decoding.row_budget import RowBudget
 from outrider.drafters.draft_state import MaskedState
 from outrider.drafters.vocabulary import DraftVocabulary
-from outrider.models.calls import submit
-from outrider.models.tuning.measure import SHORT
+from outrider.models.calls import submit, teach
+from outrider.models.cost.table import SHORT
 from outrider.types import NO_DRAFT, NO_PROMPT, Draft, Drafter, Prompt
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from outrider.drafters.draft_state import DraftState
     from outrider.drafters.vocabulary import Subset
-    from outrider.models.tuning.measure import PassCost
+    from outrider.models.cost.table import CallCost
     from outrider.types import Backend, Committed, DraftRequest, Guess, Pending, TokenSequence
 
 _READING_SHARE = 0.5  # of a round's seconds, for reading prompts; the rest is the main model's
@@ -56,7 +56,7 @@ class DraftModel(Drafter):
         vocabulary: DraftVocabulary | None = None,
         subset: Subset | None = None,
         reuse: bool = True,
-        cost: PassCost | None = None,
+        cost: CallCost | None = None,
         mask_token_ids: Sequence[int] = (),
     ) -> None:
         self._mask_token_ids = tuple(mask_token_ids)
@@ -69,7 +69,7 @@ class DraftModel(Drafter):
         self._reuse = reuse
         self._begin(backend, cost)
 
-    def _begin(self, backend: Backend, cost: PassCost | None) -> None:
+    def _begin(self, backend: Backend, cost: CallCost | None) -> None:
         self.backend, self.cost = backend, cost
         self._states: dict[TokenSequence, DraftState] = {}
         # In fixed shapes, a short piece of a prompt takes as long as a long one.
@@ -81,7 +81,7 @@ class DraftModel(Drafter):
         """Seconds spent in the draft model's calls so far, except for those during target passes."""
         return self.backend.seconds - self.ahead_seconds
 
-    def on(self, backend: Backend, cost: PassCost | None = None) -> Self:
+    def on(self, backend: Backend, cost: CallCost | None = None) -> Self:
         """A drafter of the same model with another backend, and with the cost of its calls."""
         made = copy.copy(self)
         made.ahead_seconds = 0.0
@@ -121,12 +121,11 @@ class DraftModel(Drafter):
         both = zip(states, requests, strict=True)
         active = [state for state, request in both if state is not None and state.begin(request)]
         active = _wanted(active)
-        began, counts = self.backend.seconds, self._share(active)
+        counts = self._share(active)
         pieces = [count for count in counts if count]
         active = [state for state, count in zip(active, counts, strict=True) if count]
         if active:
             self._read(active, pieces)
-            self._rows.took(self.backend.seconds - began)
             active = _wanted(state for state in active if state.wants_more)
         while active:
             self._read(active, [self._max_num_batched_tokens] * len(active))
@@ -185,13 +184,13 @@ class DraftModel(Drafter):
         is_alone: no other model's call runs meanwhile, so that the cost learns from this one.
         """
         chunks = [state.next_chunk(piece) for state, piece in zip(states, pieces, strict=True)]
-        context, began = sum(chunk.slot.length for chunk in chunks) / len(chunks), self.backend.seconds
+        read, began = [(len(chunk.token_ids), chunk.slot.length) for chunk in chunks], self.backend.seconds
         step = submit(self.backend, chunks, states[0].request.observer).wait()  # a round has one observer
         if self.cost:
-            counts, steady = [len(chunk.token_ids) for chunk in chunks], self.backend.capabilities.steady
-            learns = is_alone and max(counts) <= SHORT and not self.backend.capabilities.fixed
-            took = self.backend.seconds - began
-            self.cost.observe(counts if learns else (), context, took, steady.current if steady else 0)
+            short, long = (
+                [each for each in read if is_alone and (each[0] <= SHORT) == is_short] for is_short in (True, False)
+            )
+            teach(self.cost, self.backend, self.backend.seconds - began, short, long)
         for state, chunk in zip(states, chunks, strict=True):
             rows = step.rows(chunk)
             if self._subset:
@@ -216,11 +215,6 @@ class DraftModel(Drafter):
     def first_seconds(self) -> float:  # type: ignore[override]
         """Seconds that the next call takes longer, if none was made since the load."""
         return self.cost.scale * self.cost.first if self.cost and not self.backend.seconds else 0.0
-
-    def follow(self, expected: float, seconds: float) -> None:
-        """Adapt the cost to calls that took `seconds` instead of the `expected` seconds."""
-        if self.cost:
-            self.cost.follow(expected, seconds)
 
     def can_draft(self, request: DraftRequest) -> bool:
         """Whether the sequence has a slot with room for the draft."""

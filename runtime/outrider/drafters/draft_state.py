@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.choices import Choices
-from outrider.models.tuning.measure import SHORT
+from outrider.models.cost.table import SHORT
 from outrider.types import (
     Chunk,
     Committed,

@@ -11,8 +11,9 @@ from outrider.decoding import own
 from outrider.drafters import AnswerStore, Ngram, References, Suffix
 from outrider.drafters.controller import KNOWN_TOKENS, Controller, Fixed, ModelRecord, Record, Records
 from outrider.errors import OptionError, nearest
+from outrider.models.cost.table import LONGEST
 from outrider.models.tuning.loading import LoadedModel
-from outrider.models.tuning.measure import ALONE, LONGEST, Contention
+from outrider.models.tuning.measure import ALONE, Contention
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.system import saved
 from outrider.system.plugins import plugins

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from outrider.drafters.draft_state import DraftState
 from outrider.drafters.markov import Correction, MarkovHead
 from outrider.models.backends.features import BLOCK_STATES, NEXT_HIDDEN
-from outrider.models.tuning.measure import SHORT
+from outrider.models.cost.table import SHORT
 from outrider.types import Chunk, Committed, Distribution, DraftRequest, LogitsRow, Slot, TokenSequence
 
 

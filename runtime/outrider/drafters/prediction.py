@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
-from outrider.models.tuning.measure import PassCost
-from outrider.models.tuning.measure.cost import LONGEST, NEAR
+from outrider.models.cost.table import LONGEST, NEAR, CallCost
 from outrider.types import Drafter
 
 _UNREAD_TOKENS = 2  # committed tokens that a drafter reads before it drafts: about a round's
@@ -29,7 +28,7 @@ class Costs:
     draft: list[float]
 
     @classmethod
-    def of(cls, main: PassCost, drafter: Drafter) -> Costs:
+    def of(cls, main: CallCost, drafter: Drafter) -> Costs:
         """As the controller prices them. main: of the main model's calls. drafter: one with a model of its own."""
         check = [main(rows, NEAR) for rows in range(1, LONGEST + 2)]
         first, step = drafter.seconds_for([_UNREAD_TOKENS], NEAR), drafter.seconds_for([1], NEAR)

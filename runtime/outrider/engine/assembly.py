@@ -18,7 +18,6 @@ from outrider.decoding.idle import IdleJob
 from outrider.decoding.large_pages import LargePages
 from outrider.decoding.measuring import CheckExactness, MeasureCosts
 from outrider.decoding.request_queue import RequestQueue
-from outrider.decoding.retiming import Retiming
 from outrider.decoding.row_budget import RowBudget
 from outrider.drafters import AnswerStore
 from outrider.drafters.bundled import make_drafter
@@ -160,9 +159,9 @@ def assemble(
         reuse=scheduler.enable_prefix_caching,
     )
     # A main model in fixed shapes runs one request at a time.
-    cost = None if backend.capabilities.fixed else loaded["main"].cost
-    rows = RowBudget(scheduler.max_num_batched_tokens, scheduler.max_round_seconds, cost)
-    queue = RequestQueue(backend, rows, prefixes, _idle_jobs(preparation, rows, scheduler))
+    fixed, cost = backend.capabilities.fixed, loaded["main"].cost
+    rows = RowBudget(scheduler.max_num_batched_tokens, scheduler.max_round_seconds, None if fixed else cost)
+    queue = RequestQueue(backend, rows, prefixes, _idle_jobs(preparation, rows, scheduler), cost)
     Joining(
         preparation, queue, make=make, stored=lambda model: _stored(bundle, model.spec.role, model, loaded["main"])
     ).start(later, bundle, device)
@@ -205,7 +204,7 @@ def _idle_jobs(preparation: Preparation, rows: RowBudget, scheduler: SchedulerCo
             jobs.append(trial)
         else:
             trial.go_on(main.backend, lambda: False)
-    return [*jobs, LargePages(sum(model.spec.size for model in loaded.values())), Retiming(loaded)]
+    return [*jobs, LargePages(sum(model.spec.size for model in loaded.values()))]
 
 
 def _prefix_store(scheduler: SchedulerConfig, bundle: Bundle, loaded: dict[str, LoadedModel]) -> PrefixStore | None:

@@ -18,7 +18,7 @@ from outrider.errors import OptionError
 from outrider.inputs.reasoning import ReasoningFormat
 from outrider.inputs.tools import ToolFormat
 from outrider.inputs.vision import Vision
-from outrider.models.tuning.measure import PassCost
+from outrider.models.cost.table import CallCost
 from outrider.models.tuning.setting import Choice
 from outrider.system.forks import spare
 from outrider.system.progress import report
@@ -172,7 +172,7 @@ class CompiledBundle:
         return {role: model.choice for role, model in list(self.loaded.items())}
 
     @property
-    def costs(self) -> dict[str, PassCost]:
+    def costs(self) -> dict[str, CallCost]:
         """The costs of the models' calls, by role. They adapt to the machine's speed."""
         self._registry.wait()
         return {role: model.cost for role, model in list(self.loaded.items())}

@@ -16,9 +16,9 @@ from outrider.bundle.folder import draft_models_of
 from outrider.decoding.answer import isolated
 from outrider.decoding.idle import harmless
 from outrider.errors import DeviceWarning, EngineClosed, one_line
-from outrider.models.tuning.costs import cost_of
+from outrider.models.cost.measure import timer
+from outrider.models.cost.stored import cost_of
 from outrider.models.tuning.loading import compile_checked
-from outrider.models.tuning.measure.cost import timer
 from outrider.models.tuning.model_spec import specs_of
 from outrider.system.progress import report
 

@@ -11,8 +11,8 @@ from outrider.decoding.measuring import Measuring
 from outrider.decoding.scheduler import Scheduler
 from outrider.drafters.controller import replay
 from outrider.errors import RequestError
-from outrider.models.tuning.measure import NEAR
-from outrider.models.tuning.measure.slots import GaveWay
+from outrider.models.cost.slots import GaveWay
+from outrider.models.cost.table import NEAR
 from outrider.system.progress import report
 
 if TYPE_CHECKING:

@@ -1,10 +1,11 @@
-"""Makes a model's call, and tells an observer of it."""
+"""Makes a model's call, tells an observer of it, and teaches the price list what it took."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 
+from outrider.models.cost.table import CallCost
 from outrider.types import Backend, Call, CallObserver, Chunk, Pending, Step
 
 _now = time.perf_counter
@@ -13,6 +14,30 @@ _now = time.perf_counter
 def submit(backend: Backend, chunks: Sequence[Chunk], observer: CallObserver | None = None) -> Pending:
     """Evaluate chunks on a model. `observer` is told when the call has ended, or failed."""
     return backend.submit(chunks) if observer is None else _WatchedCall(backend, chunks, observer)
+
+
+def teach(
+    cost: CallCost,
+    backend: Backend,
+    seconds: float,
+    answers: Sequence[tuple[int, float]],
+    prompts: Sequence[tuple[int, float]],
+) -> None:
+    """Teach a cost what a call took. answers, prompts: rows and context of each sequence.
+
+    Both are empty if they say nothing of the call: something else ran meanwhile, or rows were added to it.
+    """
+    can, num_rows = backend.capabilities, sum(rows for rows, _ in (*answers, *prompts))
+    if can.fixed and num_rows > 1:  # they may have taken two windows
+        answers = prompts = ()
+    cost.observe(
+        [rows for rows, _ in answers],
+        sum(context for _, context in answers) / max(len(answers), 1),
+        seconds,
+        can.steady.current if can.steady else 0,
+        prompt_rows=sum(rows for rows, _ in prompts),
+        prompt_context=max((context for _, context in prompts), default=0),
+    )
 
 
 class _WatchedCall:

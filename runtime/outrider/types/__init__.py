@@ -25,7 +25,7 @@ from outrider.types.backend import (
     Step,
 )
 from outrider.types.cache_keys import UNKNOWN_KEY, CacheKey, answer_keys, embed_keys, num_common_tokens, prompt_keys
-from outrider.types.capabilities import Capabilities, Exactness, FixedShape, Rounding, RowRule, SteadyRows
+from outrider.types.capabilities import Capabilities, Exactness, FixedShape, Rounding, RowCost, RowRule, SteadyRows
 from outrider.types.decoding import NO_DRAFT, Draft, Outcome, Rows, Sampler, TokenLogprobs, TokenSequence, Verifier
 from outrider.types.drafting import (
     Committed,
@@ -49,7 +49,7 @@ __all__ = [
     "CallObserver", "Capabilities", "ChatTokenizer", "Chunk", "Committed", "CompiledModel", "Copier", "Distribution",
     "Draft", "DraftPolicy", "DraftRequest", "DraftRule", "Drafter", "EncoderSource", "Exactness", "FixedShape", "Guess",
     "Layout", "ListedLogits", "Logits", "LogitsRow", "Noise", "Outcome", "PaddedBackend", "Pending", "Prompt",
-    "Proposer", "Requirements", "Rounding", "RowRule", "Rows", "Sampler", "Slot", "Span", "SteadyRows", "Step",
-    "TextTokenizer", "TokenLogprobs", "TokenSequence", "Turn", "Verifier", "answer_keys", "embed_keys",
+    "Proposer", "Requirements", "Rounding", "RowCost", "RowRule", "Rows", "Sampler", "Slot", "Span", "SteadyRows",
+    "Step", "TextTokenizer", "TokenLogprobs", "TokenSequence", "Turn", "Verifier", "answer_keys", "embed_keys",
     "num_common_tokens", "prompt_keys", "undivided",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from outrider.types.capabilities import Capabilities, Exactness, RowRule
+    from outrider.types.capabilities import Capabilities, Exactness, RowCost, RowRule
 
 Logits: TypeAlias = "NDArray[np.float32]"  # [vocab_size], unnormalised
 
@@ -280,11 +280,8 @@ class CompiledModel(PaddedBackend, Protocol):
     def fingerprint(self) -> dict[str, str]:
         """What the time of a call depends on besides the model, as far as it is known."""
 
-    def keep_rows(self, cost: Callable[[int], float], change: float) -> None:
-        """Keep the number of rows from call to call until `use`, if this backend can; see `SteadyRows`.
-
-        cost: seconds of a call, by its rows. change: extra seconds of a call with another number of rows.
-        """
+    def keep_rows(self, cost: RowCost) -> None:
+        """Keep the number of rows from call to call until `use`, if this backend can; see `SteadyRows`."""
 
     def run_in_background(self, wanted: bool) -> None:
         """Run calls in the background between `submit` and `wait`, and count seconds until a call is done; or stop."""

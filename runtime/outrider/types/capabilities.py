@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +112,23 @@ class RowRule:
         return "any number of rows"
 
 
+class RowCost(Protocol):
+    """What calls cost."""
+
+    change: float | None  # extra seconds of a call with another number of rows than the one before
+
+    @property
+    def version(self) -> int:
+        """Of its numbers."""
+
+    def unscaled(self, rows: float) -> float:
+        """Seconds of a call with so many rows, in the same unit as `change`."""
+
+
 class SteadyRows:
     """Pads a call to the rows of the call before, where idle rows cost less than a change of their number.
 
-        steady = SteadyRows([0.0, 0.040, 0.041, 0.042], change=0.006, rule=rule)
+        steady = SteadyRows(cost, rule, most=16)
         steady.next(3)    # rows of the call that is made now, which needs 3
         steady.peek(2)    # rows of a next call that would need 2: still 3
 
@@ -123,13 +136,13 @@ class SteadyRows:
     have saved as many seconds as a change takes, counted from the last call that needed more. So idle rows cost at most
     what changes would have (ski rental; Karlin et al. 1988, "Competitive snoopy caching").
 
-    seconds: of calls with 0, 1, … rows, up to the most that calls are padded to. change: extra seconds of a call with
-    another number of rows than the one before. rule: of all padding.
+    cost: of calls. rule: of all padding. most: rows that calls are padded to.
     """
 
-    def __init__(self, seconds: Sequence[float], change: float, rule: RowRule) -> None:
+    def __init__(self, cost: RowCost, rule: RowRule, most: int) -> None:
         self.current = 0  # rows of the last call
-        self._seconds, self._change, self._rule = seconds, change, rule
+        self._cost, self._rule, self._most = cost, rule, most
+        self._version, self._seconds = -1, [0.0]  # of calls with 0, 1, … rows
         self._saved: dict[int, float] = {}  # seconds that smaller numbers would have saved
         self._least = 0  # rows of the next call; see `pad`
         self._choices: list[int] = []  # for each smaller number of rows what `peek` gives; empty: not computed yet
@@ -141,14 +154,9 @@ class SteadyRows:
         self.current, self._least, self._choices = rows, 0, []
         return rows
 
-    def price(self, cost: Callable[[int], float], change: float) -> None:
-        """Reckon with these seconds from now on: of calls by their rows, and of a change."""
-        self._seconds, self._change = [0.0, *map(cost, range(1, len(self._seconds)))], change
-        self._choices = []
-
     def pad(self, rows: int) -> bool:
         """Have the next call padded to at least so many rows, to learn what that takes; False if it cannot be."""
-        if not self.current < rows < len(self._seconds) or not self._rule.can_add(rows - 1):
+        if not self.current < rows <= self._most or not self._rule.can_add(rows - 1):
             return False
         self._least = rows if self._rule.call(rows) == rows else 0
         return self._least > 0
@@ -158,7 +166,7 @@ class SteadyRows:
         if need < self._least:
             return self._least
         now = self.current
-        if need >= now or now >= len(self._seconds) or not self._rule.can_add(now - need):
+        if need >= now or now > self._most or not self._rule.can_add(now - need):
             return need
         if not self._choices:
             self._choices = self._choose()
@@ -171,11 +179,14 @@ class SteadyRows:
     def _choose(self) -> list[int]:
         """For each smaller number of rows the one that has saved most, if that is enough; the last call's otherwise."""
         now, best, most = self.current, self.current, 0.0
+        if self._version != self._cost.version:  # calls have shown other seconds
+            self._version = self._cost.version
+            self._seconds = [0.0, *map(self._cost.unscaled, range(1, self._most + 1))]
         choices = [now] * now
         for rows in range(now - 1, -1, -1):
             if self._rule.call(rows) == rows and (saved := self._saves(rows)) >= most:
                 best, most = rows, saved
-            choices[rows] = now if most < self._change else best
+            choices[rows] = now if most < (self._cost.change or 0.0) else best
         return choices
 
 

@@ -190,9 +190,6 @@ class Drafter:
         """Tokens of the next draft that were drafted ahead."""
         return 0
 
-    def follow(self, expected: float, seconds: float) -> None:
-        """Adapt the cost to calls that took `seconds` instead of the `expected` seconds."""
-
     def guess(
         self,
         request: DraftRequest,  # noqa: ARG002

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from operator import mul
 
-from outrider.models.tuning.measure import LONGEST, PassCost
+from outrider.models.cost.table import LONGEST, CallCost
 from outrider.types import RowRule, SteadyRows
 
 _SHARED_ROUNDS = 4  # that share the price of a change of rows, where later rounds are to have as many
@@ -28,7 +28,7 @@ class Batch:
     machine's scale is 1. _added: what `_added_by` has returned.
     """
 
-    cost: PassCost
+    cost: CallCost
     together: int
     context: float
     plain: float

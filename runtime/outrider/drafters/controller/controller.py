@@ -36,13 +36,15 @@ from outrider.drafters.controller.pricing import (
 from outrider.drafters.controller.records import Records, confidences_of
 from outrider.drafters.controller.replay import ENOUGH_TOKENS, replay
 from outrider.drafters.controller.rules import WorthIt
-from outrider.models.tuning.measure import ALONE, LONGEST, NEAR
+from outrider.models.cost.table import LONGEST, NEAR
+from outrider.models.tuning.measure import ALONE
 from outrider.types import NO_DRAFT, DraftPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from outrider.models.tuning.measure import Contention, PassCost
+    from outrider.models.cost.table import CallCost
+    from outrider.models.tuning.measure import Contention
     from outrider.types import Backend, Committed, Draft, Drafter, DraftRequest, Pending, TokenSequence, Turn
 
 _SIMILAR_TOKENS = 32  # tokens by which contexts may differ that are priced alike
@@ -65,7 +67,7 @@ class Controller(DraftPolicy):
     def __init__(
         self,
         main: Backend,
-        main_cost: PassCost,
+        main_cost: CallCost,
         *,
         copier: Drafter | None = None,
         models: Mapping[str, Drafter] | None = None,
@@ -81,24 +83,21 @@ class Controller(DraftPolicy):
         self.records = Records() if records is None else records
         self._answers: dict[TokenSequence, AnswerRecord] = {}
         self._round: tuple[Batch, list[PricedTurn]] | None = None  # from `choose` to `drafted`
-        self._check_began = self._expected_check = 0.0
-        self._drafting_began: dict[str, float] = {}
+        self._expected_check = 0.0  # seconds of this round's target pass
         self._ended: DraftRequest | None = None  # of the answer that ended last
         self._rows_before = main_cost.rule.num_rows([1])
-        self._ledger = Ledger(clock)
+        self._ledger = Ledger(clock, lambda: main.seconds + sum(model.seconds for model in self._models.values()))
         self._accounts: list[Account] = []  # of the answers of this round
         self._unlooked = 0  # rounds since copies were considered
         self._seconds: dict[int, dict[int, float]] = {}  # by context, and the rows of a call; see `Batch`
         self._version = main_cost.version  # for which these hold
-        # By model: answers that it drafted for in the last round, and that share its price in this one; see `_price`.
-        self._num_drafting = dict.fromkeys(self._models, 1)
-        self._num_sharing = dict.fromkeys(self._models, 1)
+        self._num_drafting = dict.fromkeys(self._models, 1)  # by model, answers that it drafted for in the last round
 
     def add(self, name: str, model: Drafter) -> None:
         """Choose among one more model, also for answers that have begun. Between two rounds."""
         self._models[name], self.drafters = model, (*self.drafters, model)
         self.goes_ahead |= model.goes_ahead
-        self._num_drafting[name] = self._num_sharing[name] = 1
+        self._num_drafting[name] = 1
 
     def choose(self, requests: Sequence[DraftRequest]) -> list[PricedTurn]:
         """For each request the turn that is worth most: a copy, a draft of a model, or nothing."""
@@ -107,6 +106,8 @@ class Controller(DraftPolicy):
         rested = len(requests) == 1 and self._unlooked > _LONGEST_REST_ROUNDS
         looks = self._copier is not None and (rested or self._ledger.is_open(COPIES))
         considered = [name for name in self._models if self._is_considered(name, requests, batch)]
+        if self._main_cost.is_blind:  # a plain round first shows what that takes
+            looks, considered = False, []
         copies, lengths = [NO_DRAFT] * len(requests), [0] * len(requests)
         if self._copier and looks:
             self._unlooked = 0
@@ -118,7 +119,6 @@ class Controller(DraftPolicy):
             for request, copy, length in zip(requests, copies, lengths, strict=True)
         ]
         self._round = batch, turns
-        self._drafting_began = {name: model.seconds for name, model in self._models.items()}
         self._ledger.decided([*([COPIES] if looks else []), *considered])
         return turns
 
@@ -139,19 +139,16 @@ class Controller(DraftPolicy):
             answer.turn = turn
             drafter = turn.model or (COPIES if len(turn.draft) else None)
             entries.append(LedgerEntry(answer.account, drafter, turn.seconds, len(turn.draft), turn.granted))
-        self._check_began = self._main.seconds
         is_plain = not any(entry.drafter for entry in entries) and batch.before == batch.least == self._rows_before
         self._ledger.chose(entries, is_plain=is_plain)
 
     def _price_drafts(self, turns: Sequence[PricedTurn]) -> None:
-        """Add the expected seconds of the models' drafts, and adapt their costs to the measured ones."""
-        for name, model in self._models.items():
+        """Add the expected seconds of the models' drafts."""
+        for name in self._models:
             asked = [(turn, turn.rule) for turn in turns if turn.model == name and turn.rule is not None]
             self._num_drafting[name] = len(asked)
             for turn, rule in asked:
                 turn.seconds += rule.step * max(len(turn.draft.first_chain) - max(rule.num_ahead, 1), 0)
-            if len(asked) == self._num_sharing[name] == 1 and len(asked[0][0].draft):  # the prompt is read
-                model.follow(asked[0][0].seconds, model.seconds - self._drafting_began[name])
 
     def go_ahead(self, turns: Sequence[Turn], check: Pending) -> None:
         """Let models draft ahead for their own drafts, if the guess is likely enough."""
@@ -177,10 +174,7 @@ class Controller(DraftPolicy):
                 mine.append((request, draft, guess))
         if mine:
             asked, guessed, guesses = zip(*mine, strict=True)
-            began = model.ahead_seconds
             model.draft_ahead(asked, guessed, check, guesses, most)
-            held_up = (model.ahead_seconds - began) * (1 - 1 / self.contention.check)
-            self._expected_check += held_up  # the machine is not slower
 
     def observe(self, sequence: TokenSequence, committed: Committed) -> None:
         """Learn from the outcome of the last draft."""
@@ -188,10 +182,6 @@ class Controller(DraftPolicy):
         if answer is None or answer.turn is None:
             return
         turn, answer.turn, answer.length = answer.turn, None, len(sequence)
-        if self._expected_check:  # once per round, at its first answer
-            if not committed.beside_prompts:
-                self._main_cost.follow(self._expected_check, self._main.seconds - self._check_began)
-            self._expected_check = 0.0
         self._ledger.committed(answer.account, len(committed.path) + 1, counts=not committed.beside_prompts)
         if turn.model is not None:
             answer.models[turn.model].add(turn.draft, committed.path)
@@ -270,11 +260,8 @@ class Controller(DraftPolicy):
         for count in sorted({len(read), min(before, len(read))} - {0, 1}, reverse=True):
             price = ModelPrice.of(model, batch, count)
             if sum(price.pays(chance, limit, batch.rate) for chance, limit in read) >= count:
-                break
-        else:
-            price = ModelPrice.of(model, batch, 1)
-        self._num_sharing[name] = price.num_sharing
-        return price
+                return price
+        return ModelPrice.of(model, batch, 1)
 
     def _plan(
         self, request: DraftRequest, copy: Draft, length: int, batch: Batch, prices: Mapping[str, ModelPrice]

@@ -71,6 +71,7 @@ class LedgerEntry:
 @dataclass(slots=True)
 class _Round:
     began: float  # by the clock
+    called: float  # seconds of calls until then
     plain: float  # expected seconds of a round without drafts
     together: int  # answers
     decided: float = 0.0  # seconds of the clock until turns were chosen
@@ -89,21 +90,21 @@ class Ledger:
             ledger.chose([LedgerEntry(account, "draft", 0.055)], is_plain=False)
         ledger.committed(account, 2, counts=True)
 
-    A round's seconds are those from its begin to the next one's, the host's part included. Plain rounds show how much
-    longer a round takes than its calls are expected to take; the seconds in which turns were chosen are a cost of
-    drafting. Until there was a plain round, all rounds show that. A round that took much longer than expected, or that
-    also read prompts, counts with its expected seconds.
+    A round's seconds are those from its begin to the next one's, the host's part included. Plain rounds show what that
+    is besides the models' calls; the seconds in which turns were chosen are a cost of drafting. Until there was a plain
+    round, all rounds show that. A round that took much longer than expected, or that also read prompts, counts with its
+    expected seconds.
 
     An answer has an account, and each drafter has one for all answers. A drafter's gets a share of the time, and what
     its drafts save or lose. A drafter that is not known to pay drafts while its account is not below 0. One that is
     known to pay has what is in its account as credit in new answers.
 
-    clock: seconds of the host.
+    clock: seconds of the host. calls: seconds of the models' calls.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._ratio, self._num_rounds, self._num_plain = 1.0, 0, 0
+    def __init__(self, clock: Callable[[], float], calls: Callable[[], float]) -> None:
+        self._clock, self._calls = clock, calls
+        self._host, self._num_rounds, self._num_plain = 0.0, 0, 0  # seconds of a plain round besides its call
         self._saved: dict[str, float] = {}
         self._first: dict[str, float] = {}
         self._round: _Round | None = None
@@ -123,15 +124,17 @@ class Ledger:
 
         plain: seconds that the target pass of a plain round should take. counts: whether the one before has ended now.
         """
+        if self._round is not None and self._round.together == together:
+            self._round.plain = plain  # as its call has shown
         self.end(counts=counts)
-        self._round = _Round(self._clock(), plain, together)
+        self._round = _Round(self._clock(), self._calls(), plain, together)
 
     def end(self, *, counts: bool) -> None:
         """End the round. counts: whether it has ended now; otherwise there were others after it, of no policy."""
         last, self._round = self._round, None
         if last is not None and any(entry.num_tokens for entry in last.entries):
             last.counts &= counts
-            self._take(last, self._clock() - last.began)
+            self._take(last, self._clock() - last.began, self._calls() - last.called)
 
     def is_open(self, drafter: str) -> bool:
         """Whether a drafter may be considered: it has not lost more than is allowed."""
@@ -161,18 +164,19 @@ class Ledger:
             if entry.account is account:
                 entry.num_tokens += num_tokens
 
-    def _take(self, last: _Round, seconds: float) -> None:
-        """Take in a round that has ended."""
+    def _take(self, last: _Round, seconds: float, called: float) -> None:
+        """Take in a round that has ended. called: seconds of its calls."""
         expected = sum(entry.seconds for entry in last.entries)
-        if not last.counts or seconds > _OUTLIER_FACTOR * self._ratio * max(expected, last.plain):
-            seconds = self._ratio * expected + last.decided
+        host = seconds - last.decided - called
+        if not last.counts or seconds > _OUTLIER_FACTOR * (max(expected, last.plain) + self._host):
+            seconds = expected + self._host + last.decided
         elif last.is_plain:
             self._num_plain += 1
-            self._follow((seconds - last.decided) / last.plain, max(_LATEST_WEIGHT, 1 / self._num_plain))
+            self._host += max(_LATEST_WEIGHT, 1 / self._num_plain) * (host - self._host)
         elif not self._num_plain:
             self._num_rounds += 1
-            self._follow((seconds - last.decided) / expected, max(_LATEST_WEIGHT, 1 / self._num_rounds))
-        plain = self._ratio * last.plain / last.together
+            self._host += max(_LATEST_WEIGHT, 1 / self._num_rounds) * (host - self._host)
+        plain = (last.plain + self._host) / last.together
         for drafter in self._saved:
             self._add(drafter, ALLOWANCE * plain * last.together, plain)
         if last.is_plain:  # all that it costs is the choice of turns: its seconds vary
@@ -193,9 +197,6 @@ class Ledger:
     def _add(self, drafter: str, seconds: float, plain: float) -> None:
         most = BOUND_ROUNDS * plain
         self._saved[drafter] = min(max(self._saved[drafter] + seconds, -most), most)
-
-    def _follow(self, ratio: float, weight: float) -> None:
-        self._ratio += weight * (ratio - self._ratio)
 
 
 def _post(entry: LedgerEntry, spent: float, gain: float, plain: float) -> None:

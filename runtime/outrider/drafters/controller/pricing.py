@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from outrider.drafters.controller.ledger import TRIAL_SHARE, TRIAL_TOKENS
-from outrider.models.tuning.measure import LONGEST
+from outrider.models.cost.table import LONGEST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.models.backends.features import WithoutFeatures
-from outrider.types import Capabilities, Chunk, Exactness, Logits, LogitsRow, RowRule
+from outrider.types import Capabilities, Chunk, Exactness, Logits, LogitsRow, RowCost, RowRule
 
 
 class MeasuredBackend:
@@ -46,7 +46,7 @@ class MeasuredBackend:
             self.can, bit_exact_batching=exactness.holds, expects_exact=exactness.is_expected, rows=rows
         )
 
-    def keep_rows(self, cost: Callable[[int], float], change: float) -> None:
+    def keep_rows(self, cost: RowCost) -> None:
         """Do nothing: the shapes of calls cost nothing."""
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from outrider.models.backends.openvino_layers import OpenVINOSharing
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_graph import HIDDEN_IN
 from outrider.models.backends.paged_slot import SCRATCH
-from outrider.types import Chunk, RowRule
+from outrider.types import Chunk, RowCost, RowRule
 
 
 class OpenVINOAssistant(OpenVINOSharing):
@@ -66,7 +66,7 @@ class OpenVINOAssistant(OpenVINOSharing):
         """None: no row reads another."""
         return ()
 
-    def keep_rows(self, cost: Callable[[int], float], change: float) -> None:
+    def keep_rows(self, cost: RowCost) -> None:
         """Do nothing: each row is a sequence."""
 
     def _append(self, chunk: Chunk) -> None:

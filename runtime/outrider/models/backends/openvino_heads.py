@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from outrider.models.backends.heads.block import IN_BLOCK, ORDER
 from outrider.models.backends.heads.layers import ROW_TYPES
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_graph import HIDDEN_IN, ROWS
-from outrider.types import Chunk, RowRule
+from outrider.types import Chunk, RowCost, RowRule
 
 
 class OpenVINOBlock(OpenVINOPaged):
@@ -30,7 +30,7 @@ class OpenVINOBlock(OpenVINOPaged):
         """None: the rows of a block see each other."""
         return ()
 
-    def keep_rows(self, cost: Callable[[int], float], change: float) -> None:
+    def keep_rows(self, cost: RowCost) -> None:
         """Do nothing: the rows of a block see each other."""
 
     def _append(self, chunk: Chunk) -> None:

@@ -43,6 +43,7 @@ from outrider.types import (
     Pending,
     Prompt,
     Rounding,
+    RowCost,
     RowRule,
     SteadyRows,
     answer_keys,
@@ -328,10 +329,9 @@ class OpenVINOPaged(MeasuredBackend):
         """Drop all cached prefixes that no open slot uses."""
         self.paged_cache.clear()
 
-    def keep_rows(self, cost: Callable[[int], float], change: float) -> None:
+    def keep_rows(self, cost: RowCost) -> None:
         """Pad calls further, as `SteadyRows` says, up to a block of idle rows."""
-        most = min(_STEADY_ROWS, self.block_size)
-        steady = SteadyRows([0.0, *map(cost, range(1, most + 1))], change, self.capabilities.rows)
+        steady = SteadyRows(cost, self.capabilities.rows, min(_STEADY_ROWS, self.block_size))
         self.capabilities = dataclasses.replace(self.capabilities, steady=steady)
 
     def _append(self, chunk: Chunk) -> None:

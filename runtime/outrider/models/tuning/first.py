@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from outrider.models.backends.columns import COLUMNS, can_append, num_dependent
 from outrider.models.backends.taps import read_ir
+from outrider.models.cost.measure import contexts_of, timed_rows
+from outrider.models.cost.table import CallCost
 from outrider.models.tuning.machines import this_machine
-from outrider.models.tuning.measure import PassCost, contexts_of, timed_rows
-from outrider.models.tuning.measure.cost import GUESSED, UNKNOWN
 from outrider.models.tuning.setting import Choice, settings_for
 from outrider.system.core import new_core
 from outrider.types import Exactness, Rounding, RowRule
@@ -78,7 +78,7 @@ def _rule_of(machine: Machine, backend: CompiledModel, *, depends: bool) -> RowR
     return dataclasses.replace(separate, sequence=by, call=call, logits=by, most=most)
 
 
-def expected_cost(spec: ModelSpec, backend: CompiledModel) -> PassCost:
+def expected_cost(spec: ModelSpec, backend: CompiledModel) -> CallCost:
     """A guess of what calls cost, by the bytes that they read, which nobody is sure of."""
     rows, longest = timed_rows(spec.role, backend), spec.model.geometry.context_length
     contexts = contexts_of(backend, rows, longest)
@@ -86,12 +86,12 @@ def expected_cost(spec: ModelSpec, backend: CompiledModel) -> PassCost:
     near = [one * (1 + this_machine().added_row * (count - 1)) for count in rows]
     more = (contexts[1] - contexts[0]) * backend.bytes_per_token / _BYTES_A_SECOND
     is_paged = spec.support.paged
-    return PassCost(
+    return CallCost(
         rows,
         tuple(near),
         tuple(each + more for each in near),
         contexts,
         change=_CHANGE_SHARE * one if is_paged else 0.0,
         first=spec.size / _PACKED_A_SECOND if is_paged else 0.0,
-        doubt=(GUESSED, *[UNKNOWN] * (len(rows) - 1)),
+        calls=(0,) * len(rows),
     )

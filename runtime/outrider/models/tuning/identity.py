@@ -23,7 +23,7 @@ class ModelIdentity:
     """The facts that measurements of a model on a device depend on.
 
         spec.identity.saved("settings", Choice, without=["features"])
-        spec.identity.compiled(backend).saved("costs", PassCost)
+        spec.identity.compiled(backend).saved("costs", CallCost)
 
     A key has all of them. Who leaves one out says why.
     """

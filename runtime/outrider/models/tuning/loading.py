@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 from outrider.config import DeviceConfig, format_of_property
 from outrider.errors import BundleError, DeviceError, DeviceWarning, ExactnessWarning, OptionError, OutriderError
 from outrider.models.backends.processor import may_divide_by_zero, this_processor
-from outrider.models.tuning.costs import UNMEASURED, cost_of, save_cost
+from outrider.models.cost.slots import Adapted
+from outrider.models.cost.stored import UNMEASURED, cost_of, save_cost
 from outrider.models.tuning.first import first_choice
 from outrider.models.tuning.measure import Contention, check_exactness, measure_contention, measure_exactness
-from outrider.models.tuning.measure.slots import Adapted
 from outrider.models.tuning.measured import compile_for_trials
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.placement import Placement, choose_devices, device_beside
@@ -35,7 +35,7 @@ from outrider.system.together import together
 from outrider.types import CompiledModel, Exactness
 
 if TYPE_CHECKING:
-    from outrider.models.tuning.measure import PassCost
+    from outrider.models.cost.table import CallCost
     from outrider.system.saved import SavedValue
 
 # Hidden states that drafters read change no setting. With one file for them all, a text is the same with each drafter.
@@ -49,7 +49,7 @@ class LoadedModel:
     spec: ModelSpec  # says where
     choice: Choice  # its setting, and the trials that it was chosen from
     backend: CompiledModel
-    cost: PassCost = field(init=False)  # seconds of its calls
+    cost: CallCost = field(init=False)  # seconds of its calls
 
     def contention_with(self, draft: LoadedModel) -> Contention:
         """How much slower its calls and a draft model's are at the same time: saved, or measured now.

@@ -11,16 +11,9 @@ from typing import TypeAlias
 import openvino as ov
 
 from outrider.models.backends.slices import Slices
-from outrider.models.tuning.measure import (
-    NEAR,
-    TRIAL_SEQUENCES,
-    TRIAL_TOKENS,
-    PassCost,
-    measure_exactness,
-    measure_pass,
-    time_calls,
-    timed_rows,
-)
+from outrider.models.cost.measure import measure_pass, time_calls, timed_rows
+from outrider.models.cost.table import NEAR, CallCost
+from outrider.models.tuning.measure import TRIAL_SEQUENCES, TRIAL_TOKENS, measure_exactness
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.setting import Setting
 from outrider.types import CompiledModel, Exactness, Rounding, RowRule
@@ -138,7 +131,7 @@ class Measured:
             for call in known:
                 known[call] = min(known[call], self._time(call, is_large=is_large))
 
-    def cost(self) -> PassCost:
+    def cost(self) -> CallCost:
         """The cost of the whole model's calls, from its slices'."""
         spec, slices = self.spec, self.slices
         if slices is None:

@@ -23,7 +23,7 @@ from outrider.bundle.manifest import ModelEntry
 from outrider.config import DeviceConfig
 from outrider.errors import DeviceError, OutriderError, one_line
 from outrider.models.backends.devices import find_device
-from outrider.models.tuning.measure.slots import copied_rows
+from outrider.models.cost.slots import copied_rows
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.system import children, saved
 from outrider.system.files import FAULTS

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from outrider.errors import BundleError
 from outrider.inputs.text import Tokenizer
-from outrider.models.tuning.measure.slots import copied_rows, open_slot
+from outrider.models.cost.slots import copied_rows, open_slot
 from outrider.models.tuning.measured import compile_for_trials
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.setting import Setting

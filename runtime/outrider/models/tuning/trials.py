@@ -17,8 +17,8 @@ from typing import Any
 from outrider.errors import DeviceError, one_line
 from outrider.models.backends.columns import COLUMNS
 from outrider.models.backends.slices import Slices
+from outrider.models.cost.table import FAR, NEAR
 from outrider.models.tuning.measure import has_groups
-from outrider.models.tuning.measure.cost import FAR, NEAR
 from outrider.models.tuning.measured import Measured
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.reference import Reference

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 
+from outrider.models.cost.slots import open_slot, random_tokens
 from outrider.models.tuning.measure.readings import TAIL, compare_quickly, longest_context
-from outrider.models.tuning.measure.slots import open_slot, random_tokens
 from outrider.types import Backend, Chunk, Exactness, PaddedBackend, Rounding, RowRule
 
 # Numbers of rows that are measured at load: all that drafts have, and some of small batches. Kernels for more are

@@ -4,32 +4,53 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from outrider.models.tuning.measure.cost import LONGEST, NEAR, Contention
-from outrider.models.tuning.measure.slots import open_slot, random_tokens
+from outrider.models.cost.slots import open_slot, random_tokens
+from outrider.models.cost.table import LONGEST, NEAR
 from outrider.types import Chunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from outrider.models.tuning.measure.cost import PassCost
+    from outrider.models.cost.table import CallCost
     from outrider.types import Backend, CompiledModel, Pending
 
 _ROWS = 4  # of the main model's call that is measured
 _ACCEPTANCE = 0.7  # the assumed probability of acceptance, as at the controller's start
 _ROUNDS = 4  # that are timed; the first one compiles kernels
 _LEAST_GAIN = 1.02  # smaller gains are within the uncertainty of this estimate
+_MOST_TIMES = 1e9  # as long: no measurement exceeds that
 
 
-def pays(main: PassCost, draft: PassCost, contention: Contention) -> bool:
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """How many times as long a call takes while calls of the other model run.
+
+    check: calls of the main model. draft: calls of the draft model. 1 if the two models share no resources. On one
+    processor both may be above 2.
+    """
+
+    check: float
+    draft: float
+
+    def __post_init__(self) -> None:
+        if not all(1 <= times <= _MOST_TIMES for times in (self.check, self.draft)):
+            raise ValueError(f"beside another, a call takes from 1 to {_MOST_TIMES:g} times as long")
+
+
+ALONE = Contention(1.0, 1.0)
+
+
+def pays(main: CallCost, draft: CallCost, contention: Contention) -> bool:
     """Whether overlap is faster, by the cost of calls."""
     lengths = range(1, LONGEST + 1)
     apart = max(1 / main(1), *(rate(main, draft, k, _ACCEPTANCE) for k in lengths))
     return max(rate(main, draft, k, _ACCEPTANCE, contention) for k in lengths) > _LEAST_GAIN * apart
 
 
-def rate(main: PassCost, draft: PassCost, k: int, acceptance: float, contention: Contention | None = None) -> float:
+def rate(main: CallCost, draft: CallCost, k: int, acceptance: float, contention: Contention | None = None) -> float:
     """Tokens per second with drafts of k tokens. acceptance: probability of each if those before it are accepted.
 
     A round yields Σ acceptance^i tokens, i = 0 … k (Leviathan et al. 2022, equation 1). A draft that was made ahead

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from outrider.models.tuning.measure.slots import copied_rows, open_slot, random_tokens
+from outrider.models.cost.slots import copied_rows, open_slot, random_tokens
 from outrider.types import Chunk, Prompt
 
 if TYPE_CHECKING:

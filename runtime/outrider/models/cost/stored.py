@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-import weakref
-from functools import partial
+import contextlib
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from outrider.models.cost.measure import check_pass, contexts_of, measure_change, measure_pass, timed_rows
+from outrider.models.cost.table import ONE_LOAD, CallCost
 from outrider.models.tuning.first import expected_cost
-from outrider.models.tuning.learned_cost import LearnedCost, is_guess
-from outrider.models.tuning.measure import (
-    PassCost,
-    check_pass,
-    contexts_of,
-    measure_change,
-    measure_pass,
-    timed_rows,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,11 +22,12 @@ if TYPE_CHECKING:
 # Hidden states are given by calls that ask for them, and those that are timed do not. So a drafter that reads some does
 # not have the main model timed again.
 UNMEASURED = ("features",)
+_EQUAL = 0.03  # what is saved differs by more, in its logarithm
 
 
 def cost_of(
     spec: ModelSpec, backend: CompiledModel, repeats: int | None = None, scale: float | None = None
-) -> LearnedCost:
+) -> CallCost:
     """The cost of a model's calls: saved, or measured now, at the first time or with `repeats`.
 
     Where the engine answers first, it is a guess at the first time, and no calls are timed.
@@ -42,8 +36,6 @@ def cost_of(
 
     It is also measured again if the cache has room for a longer context than it had then. scale: of a saved cost, if
     the machine's speed today is known; by default a few calls are timed.
-
-    Calls correct it, see `LearnedCost`.
     """
     if backend.capabilities.steady:
         backend.use(backend.exactness)  # calls that are timed keep no rows
@@ -54,49 +46,46 @@ def cost_of(
         known = None
     far = contexts_of(backend, rows, longest)[1]
     fits = known is not None and far <= known.contexts[1] and known.contexts[0] + known.rows[0] <= backend.max_tokens
-    stored = True
     if spec.answers_first and not repeats:
         cost = known if known is not None and fits else expected_cost(spec, backend)
-    elif known is not None and fits and not repeats and not is_guess(known):
-        cost = known
-        if scale is None:
-            check_pass(backend, cost)
-        else:
-            cost.scale = scale
+    elif known is not None and fits and not repeats and not known.is_guess:
+        cost = replace(known, scale=check_pass(backend, known) if scale is None else scale)
     else:
         cost = measure_pass(backend, rows, repeats, max_tokens=longest)
         cost.change = measure_change(backend, rows)
-        stored = bool(repeats) or known is None or known.contexts[1] <= far
-        if stored:  # a cost that was measured with a larger cache stays
+        if repeats or known is None or known.contexts[1] <= far:  # one that was measured with a larger cache stays
             file.write(cost)
     if cost.change is None:  # it was measured on slices
         cost.change = measure_change(backend, rows) / cost.scale
-        file.write(dataclasses.replace(cost, scale=1.0))
+        file.write(replace(cost, scale=1.0))
     cost.one_call, cost.rule = backend.capabilities.one_call, backend.capabilities.rows
-    backend.keep_rows(cost, cost.scale * cost.change)
-    learned = LearnedCost.of(cost)
-    learned.file, learned.stored = file, dataclasses.replace(cost, scale=1.0) if stored else None
-    learned.told = partial(_tell, weakref.ref(backend))
-    return learned
+    backend.keep_rows(cost)
+    return cost
 
 
-def _tell(backend: weakref.ref[CompiledModel], cost: PassCost) -> None:
-    """Have a backend keep the rows of its calls by a cost that has changed."""
-    found = backend()
-    if found is not None and (steady := found.capabilities.steady) is not None:
-        steady.price(cost, cost.scale * (cost.change or 0.0))
+def save_cost(spec: ModelSpec, backend: CompiledModel, cost: CallCost) -> None:
+    """Save a cost for `cost_of`, if it says something new: one that was measured, or what calls have shown."""
+    file = _file(spec, backend)
+    with contextlib.suppress(ValueError):  # numbers that nothing measures
+        made, known = cost.learned(), file.read()
+        fits = known is None or (known.contexts[1] <= made.contexts[1] and _differs(known, made))
+        if fits and not made.is_guess:
+            file.write(made)
 
 
-def save_cost(spec: ModelSpec, backend: CompiledModel, cost: PassCost) -> None:
-    """Save a cost that was measured on slices of the model, for `cost_of`."""
-    _file(spec, backend).write(cost)
+def _differs(known: CallCost, made: CallCost) -> bool:
+    """Whether a cost says something new: of the times, or of how well they are known."""
+    if known.rows != made.rows or [n < ONE_LOAD for n in known.calls] != [n < ONE_LOAD for n in made.calls]:
+        return True
+    pairs = [*zip(known.near, made.near, strict=True), *zip(known.far, made.far, strict=True)]
+    return any(abs(math.log(a / b)) > _EQUAL for a, b in pairs)
 
 
-def _file(spec: ModelSpec, backend: CompiledModel) -> SavedValue[PassCost]:
-    return spec.identity.compiled(backend).saved("costs", PassCost, UNMEASURED)
+def _file(spec: ModelSpec, backend: CompiledModel) -> SavedValue[CallCost]:
+    return spec.identity.compiled(backend).saved("costs", CallCost, UNMEASURED)
 
 
-def _can_be(known: PassCost, backend: CompiledModel, rows: Sequence[int], longest: int) -> bool:
+def _can_be(known: CallCost, backend: CompiledModel, rows: Sequence[int], longest: int) -> bool:
     """Whether a saved cost is valid for this model, these rows and contexts up to `longest`."""
     fixed = backend.capabilities.fixed
     alike = known.rows[:2] == (1, fixed.window) if fixed else known.rows == rows
