@@ -354,7 +354,6 @@ LONG_FUNCTIONS: dict[str, int] = {
     "save_toy_bundle": 92,
     "serve": 78,
     "tune": 95,
-    "tune_weights": 86,
     "verify": 96,
     "write_head": 69,
 }

@@ -2,9 +2,8 @@
 
     python bench/scripts/exact_settings.py BUNDLE …
 
-Each setting is measured as when a model is loaded, on slices of a large model; of layers that keep states, prompts that
-are cut anywhere and drafts that are rejected at every place are compared, too, with the rule that was found. Loading
-tries some of these settings; `--precision` names the others.
+Each setting is measured as when a model is loaded; of layers that keep states, prompts that are cut anywhere and drafts
+that are rejected at every place are compared, too, with the rule that was found.
 """
 
 import itertools
@@ -17,9 +16,9 @@ from outrider.config import DeviceConfig
 from outrider.models.backends.processor import find_processor
 from outrider.models.tuning.measure import measure_exactness
 from outrider.models.tuning.measure.readings import compare_states
-from outrider.models.tuning.measured import compile_for_trials
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.setting import Setting
+from outrider.models.tuning.trials import compile_for_trials
 
 CONTEXT = 150  # tokens that states are compared on
 NAMES = {"f32": "FP32", "bf16": "BF16", "f16": "FP16"}
@@ -34,11 +33,10 @@ def main(*folders: str) -> None:
     for folder in folders:
         bundle = read_bundle(folder)
         spec = ModelSpec("main", bundle, bundle.manifest.main, options=DeviceConfig())
-        slices = spec.slices()
         precisions = [name for name, capability in NAMES.items() if capability in known]
         for precision, groups in itertools.product(precisions, GROUPS):
             setting = Setting(precision, precision, groups)
-            backend = compile_for_trials(spec, setting, slices.large if slices else None)
+            backend = compile_for_trials(spec, setting)
             found = measure_exactness(backend)
             backend.use(found)
             differences = dict(found.differences)

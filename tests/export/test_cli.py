@@ -14,7 +14,6 @@ import pytest
 from outrider.bundle import read_bundle
 from outrider.cli import run
 from outrider.cli.demo import demo_bundle
-from outrider.models.backends.processor import ProcessorFacts
 from outrider_export import Silent
 from outrider_export.bundles import demo_model
 
@@ -33,22 +32,6 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
     line: str = printed.err.rstrip("\n")
     assert "\n" not in line
     return line
-
-
-@pytest.mark.parametrize(("instructions", "says"), [(("avx2",), True), (("avx2", "avx_vnni"), False), ((), False)])
-def test_export_names_other_weights_where_8_bits_are_slow(
-    gguf_file: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    instructions: tuple[str, ...],
-    says: bool,
-) -> None:
-    monkeypatch.setattr(
-        "outrider.models.backends.processor.find_processor", lambda: ProcessorFacts("another", instructions)
-    )
-    assert run(["export", str(gguf_file), "--weights", "keep", "-o", str(tmp_path / "b")]) == 0
-    assert ("outrider tune-weights MODEL" in capsys.readouterr().out) == says
 
 
 def test_export_speaks_json(gguf_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,26 +1,18 @@
-"""The form of a model's weights: by the table of processors, or measured on slices."""
+"""The form of a model's weights: by the table of processors."""
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from exports import Recorder
-from outrider.config import Config
-from outrider.models.backends.columns import COLUMNS
-from outrider.models.tuning.machines import Machine
-from outrider.models.tuning.measure import estimate_padding, exactness
-from outrider.models.tuning.setting import Setting
-from outrider.types import Exactness, Rounding, RowRule
+from outrider.config import Config, DeviceConfig
+from outrider.models.tuning.machines import Machine, this_machine
 from outrider_export import export_bundle
+from outrider_export.bundles.search_forms import search_forms
 from outrider_export.weights_choice import choice
-from outrider_export.weights_choice import slices as form_slices
-from outrider_export.weights_choice.slices import FormSlices, Whole, time_slices
 
 ALONE = Machine("AVX2 alone", ("onnx int4", "openvino int8"), ("onnx int4", "openvino int4"), 81_920, 0.1)
 VNNI = Machine("VNNI", ("openvino int8",), ("onnx int4", "openvino int4"), 81_920, 0.1)
@@ -78,88 +70,11 @@ def test_options_of_one_library_keep_openvino(options: dict[str, Any], free: boo
     assert Config().replace(**options).device.takes_any_form == free
 
 
-@pytest.mark.parametrize(("groups", "apart", "padded"), [
-    ([(1, 2, 3, 4, 5, 6, 8)], False, 1), ([(1,), (2, 3, 4, 5, 6, 8)], False, 2),
-    ([(1,), (2, 3, 4), (5, 6, 8)], False, 5), ([(1,), (2, 3, 4, 5, 6, 8)], True, 1),
-])  # fmt: skip
-def test_padding_is_estimated(
-    groups: list[tuple[int, ...]], apart: bool, padded: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """apart: whether padding the attention alone is enough."""
-    used: list[Exactness] = []
-    backend: Any = SimpleNamespace(can_pad_apart=apart, use=used.append)
-    alike = [(1, 2, 3, 4, 5, 6, 8)]
-    monkeypatch.setattr(exactness, "_groups", lambda *_: alike if used[-1].rule.apart else groups)
-    rule = estimate_padding(backend).rule
-    assert (rule.num_rows([1]) if not rule.apart else rule.call(1)) == padded
-
-
-@pytest.mark.parametrize(("rows", "with_zeros", "columns"), [(5, 2, COLUMNS), (5, 5, 0), (2, 1, 0)])
-def test_slices_have_columns_of_zeros_where_rows_are_fewer(
-    rows: int, with_zeros: int, columns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a first load compiles the whole model."""
-
-    def compile_part(setting: Setting) -> Any:
-        rule = RowRule(sequence=Rounding(with_zeros if setting.columns else rows))
-        return SimpleNamespace(columns=setting.columns, exactness=Exactness(rule=rule), use=lambda _: None)
-
-    part: Any = SimpleNamespace(compile=compile_part, can_append=lambda: True)
-    part.on = lambda *_: part
-    setting = Setting("f32", "f32")
-    monkeypatch.setattr(form_slices, "_convert", lambda *_: part)
-    monkeypatch.setattr(form_slices, "settings_for", lambda *_: iter([setting]))
-    monkeypatch.setattr(form_slices, "compile_for_trials", lambda part, setting, **_: part.compile(setting))
-    monkeypatch.setattr(form_slices, "estimate_padding", lambda backend: backend.exactness)
-    none: Any = None
-    made = FormSlices.make([none, none], ("openvino", "int8"), Path("slices"), Config(), none, "main", none)
-    backends: Any = made.backends
-    assert [backend.columns for backend in backends] == [columns, columns]
-    assert made.setting == str(replace(setting, columns=columns))
-
-
-def slices(weights: str) -> FormSlices:
-    """Slices without backends: of one layer, of three layers, and of one with more tokens."""
-    sizes = ((1, 100), (3, 100), (1, 200))
-    checkpoints = [form_slices.SliceCheckpoint(Path(), *each) for each in sizes]
-    backends: Any = [f"{name} {weights}" for name in TAKEN]
-    return FormSlices("onnx", weights, Whole(11, 600), checkpoints, [], "", backends, [{}, {}, {}])
-
-
-TAKEN = {"small": 1.0, "large": 2.0, "wide": 1.25}  # seconds of a call of one row
-
-
-def test_times_of_a_busy_machine_are_those_of_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every other call waits; the whole model's time is that of its layers and of its output matrix."""
-    eight, four = slices("int8"), slices("int4")
-    calls: Counter[Any] = Counter()
-
-    def take(backend: Any, rows: int) -> tuple[float, float]:
-        calls[backend] += 1
-        spent = TAKEN[backend.split()[0]] * rows
-        return spent * (20.0 if calls[backend] % 2 else 0.5), spent
-
-    monkeypatch.setattr(form_slices, "_time", take)
-    assert time_slices([eight, four], (1,), 1.0)
-    # Ten more layers are five times two; a hundred more tokens take 0.25.
-    assert four.seconds(1) == pytest.approx(0.5 * (1 + 5 * 1 + 5 * 0.25), rel=0.03)
-    assert four.seconds(1, 100) == pytest.approx(0.5 * 6, rel=0.03)
-    busy = slices("int8")
-    monkeypatch.setattr(form_slices, "_time", lambda backend, _: (9.0, TAKEN[backend.split()[0]]))
-    assert not time_slices([busy], (1,), 1.0)
-    assert busy.seconds(1, 100) == pytest.approx(6)  # as if it had not waited
-
-
-def test_a_call_that_no_other_confirms_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that takes much less than all others happens on a virtual machine; layers would seem to take more for it."""
-    form = slices("int8")
-    rare = iter([TAKEN["small"], 0.7 * TAKEN["small"]])
-
-    def take(backend: str, _: int) -> tuple[float, float]:
-        taken = TAKEN[backend.split()[0]]
-        each = next(rare, taken) if backend.startswith("small") else taken
-        return each, each
-
-    monkeypatch.setattr(form_slices, "_time", take)
-    assert time_slices([form], (1,), 1.0)
-    assert form.seconds(1, 100) == pytest.approx(6)
+@pytest.mark.slow
+def test_a_search_measures_all_forms_that_a_model_can_have(make_checkpoint: Any) -> None:
+    trials = search_forms(str(make_checkpoint("of-9", num_hidden_layers=9)), "main", DeviceConfig(), Recorder())
+    assert trials[0].form == this_machine().main[0]
+    lost = {trial.form: trial.kl for trial in trials if trial.kl is not None}
+    assert lost[trials[0].form] < 0.01
+    assert {trial.form for trial in trials} >= {O8, O4}
+    assert all(trial.seconds[1] > 0 for trial in trials)

@@ -165,6 +165,14 @@ def test_tune_prints_a_row_for_every_length(tiny: Path, capsys: pytest.CaptureFi
     assert result["rows"][0]["speed_up"] == 1
 
 
+@pytest.mark.slow
+def test_tune_searches_on_request(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run_json(capsys, "tune", tiny, "--search", "--max-new-tokens", 8)
+    for choice in result["choices"].values():
+        assert choice["setting"] in [trial["setting"] for trial in choice["trials"]]
+    assert result["forms"] == {}
+
+
 def test_tune_measures_what_fits_in_its_time() -> None:
     def engine(seconds: float) -> Any:
         return SimpleNamespace(costs={"main": CallCost((1, 4), (seconds, 2 * seconds), (seconds, 2 * seconds))})

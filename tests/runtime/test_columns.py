@@ -10,7 +10,7 @@ from openvino import opset13 as ops
 
 from calls import rows_of_call
 from outrider.bundle import Bundle
-from outrider.models.backends.columns import COLUMNS, append_columns, can_append
+from outrider.models.backends.columns import COLUMNS, append_columns, can_append, has_dependent
 from outrider.models.backends.nodes import result
 from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.backends.taps import output_matrix_of
@@ -71,7 +71,9 @@ def test_a_row_has_the_same_numbers_with_more_columns(kind: str) -> None:
     model = decoder_end(kind)
     before = narrow_of(model.clone())[0]
     assert can_append(model)
+    assert has_dependent(model)
     append_columns(model, COLUMNS)
+    assert not has_dependent(model)
     assert shapes_of(model) == [[NARROW, COLUMNS], [VOCAB_SIZE, NARROW]]
     assert np.allclose(narrow_of(model), before, rtol=0, atol=1e-5 * np.abs(before).max())
 
@@ -129,7 +131,9 @@ def test_a_model_that_would_be_much_larger_stays() -> None:
     assert not can_append(model)
 
 
-def test_a_model_in_this_setting_says_so_and_has_its_logits(openvino_bundle: Bundle) -> None:
+def test_a_model_in_this_setting_says_so_and_has_its_logits(
+    openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     part = ModelSpec("main", openvino_bundle, openvino_bundle.manifest.main)
     graph = read_decoder(new_core(), part.path)
     product = output_matrix_of(graph)
@@ -142,11 +146,12 @@ def test_a_model_in_this_setting_says_so_and_has_its_logits(openvino_bundle: Bun
     more = ops.matmul(ops.tanh(wider), weight("u8", width, WIDE), False, True)
     product.input(0).replace_source_output(ops.add(rows, more).output(0))
     graph.validate_nodes_and_infer_types()
-
+    monkeypatch.setattr("outrider.models.backends.paged_graph.read_decoder", lambda *_, **__: graph.clone())
+    monkeypatch.setattr("outrider.models.backends.openvino_paged.can_append", lambda _: True)  # for all that it adds
     logits, said, identities = [], [], []
     for columns in (0, COLUMNS):
         setting = Setting("f32", "auto", columns=columns)
-        backend = part.compile(setting, graph)
+        backend = part.compile(setting)
         backend.allocate(64)
         slot = backend.open(16)
         assert slot is not None

@@ -38,8 +38,7 @@ class CheckpointWeights(Weights):
     def stored(self, name: str) -> StoredMatrix | None:
         """See `Weights`. Norms have the architecture's offset."""
         stored = self.decoder.arch.in_checkpoint(self.decoder.in_file(name))
-        is_ours = name in self._tensors  # a slice's, see `outrider_export.weights_choice.cut`
-        if not is_ours and name.endswith((f"{GATE_UP}.weight", f"{DOWN}.weight")):
+        if name.endswith((f"{GATE_UP}.weight", f"{DOWN}.weight")):
             if self.decoder.arch.experts.clamped or self.decoder.arch.experts.by_columns:
                 return self._by_columns(stored)
             if (module := name.removesuffix(".weight")) != stored and module in self._tensors:  # Qwen3-VL's experts

@@ -2,7 +2,7 @@
 
     plans = choose_weights(plans, None, None, progress)
 
-They are in `configs/machines.toml`; nothing is measured. `outrider tune-weights` measures them for one model.
+They are in `configs/machines.toml`; nothing is measured.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def choose_weights(
     made = [main]
     for plan in drafts:
         draft = plan
-        if draft_format is None and _may_have(plan, main.format, draft_weights):
+        if draft_format is None and may_have(plan, main.format, draft_weights):
             draft = dataclasses.replace(plan, format=main.format)
         if is_chosen and (draft_format, draft_weights) == (None, None) and may_choose(draft):
             draft = _with_best(draft, this_machine().draft, progress)
@@ -67,7 +67,7 @@ def _with_best(plan: Plan, forms: Sequence[str], progress: Progress) -> Plan:
     for form in forms:
         format_, weights = form.split()
         loses = plan.role == "main" and weights == "int4" and not _has_4_bits(plan)
-        if not loses and _may_have(plan, cast("Format", format_), None):
+        if not loses and may_have(plan, cast("Format", format_), None):
             why = f"the fastest on processors like this one ({this_machine().name})"
             progress.note(f"{plan.source.id} in {weights} in {_LIBRARY[format_]}: {why}.")
             return dataclasses.replace(plan, format=cast("Format", format_), weights=weights, chosen=why)
@@ -81,7 +81,7 @@ def _has_4_bits(plan: Plan) -> bool:
     return in_4_bits > _LEAST_IN_4_BITS * plan.num_weights
 
 
-def _may_have(plan: Plan, format: Format, weights: str | None) -> bool:  # noqa: A002
+def may_have(plan: Plan, format: Format, weights: str | None) -> bool:  # noqa: A002
     """Whether a model can be converted to a format here, with these weights."""
     if format == "onnx" and not _has_onnx():
         return False

@@ -40,7 +40,6 @@ COMMANDS = (
     "transcribe",
     "tune",
     "tune-layers",
-    "tune-weights",
     "verify",
 )
 

@@ -70,7 +70,6 @@ def export(main: str, draft: str | None, output: str | None, as_json: bool, **op
 
 def make(work: Callable[[Bars], Bundle], output: str, as_json: bool) -> None:
     """Make a bundle at `output`, with progress, and describe it."""
-    from outrider.models.backends.processor import find_processor, lacks_int8_products  # imports OpenVINO
 
     with terminable(), Bars(quiet=as_json) as bars:
         bundle = work(bars)
@@ -94,14 +93,6 @@ def make(work: Callable[[Bars], Bundle], output: str, as_json: bool) -> None:
     if encoder is not None:
         try_it = f"transcribe {output} talk.wav" if encoder.kind == "audio" else f"generate {output} 'A text to read'"
     out.print(f"Try it: outrider {try_it}", soft_wrap=True)
-    main = manifest.main
-    may_be_faster = main.format == "openvino" and not main.geometry.layer_states and "chosen" not in main.source.recipe
-    if may_be_faster and lacks_int8_products(find_processor()):
-        out.print(
-            "This processor has no products of 8-bit numbers, so that int4 in ONNX may be faster: "
-            "'outrider tune-weights MODEL' measures that.",
-            soft_wrap=True,
-        )
 
 
 @contextmanager

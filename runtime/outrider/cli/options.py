@@ -127,18 +127,11 @@ def _parameters(section: type) -> list[Callable[..., Any]]:
 _CONFIG = click.option("--config", metavar="NAME|FILE", help=f"Preset ({', '.join(find_presets())}) or TOML file.")
 _LOAD = [_CONFIG, *_parameters(DeviceConfig), *_parameters(SchedulerConfig)]
 _GENERATION = _parameters(GenerationConfig)
-_WEIGHTS = ("precision", "cache_precision", "num_threads", "properties")  # what a model's form is measured with
 
 
 def load_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of loading a bundle."""
     return _apply(_LOAD, function)
-
-
-def weights_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of measuring a model's forms on the CPU."""
-    described = options_of(DeviceConfig)
-    return _apply([_CONFIG, *(_parameter(name, described[name]) for name in _WEIGHTS)], function)
 
 
 def generation_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from outrider.bundle.folder import as_folder
+from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.cli.bench import describe
 from outrider.cli.console import err, out, print_json, print_setting, progress_bar, table
+from outrider.cli.export import Bars, terminable
 from outrider.cli.opening import load_model, model_argument, open_model
-from outrider.cli.options import generation_options, json_option, load_options, prompt_options, read_options
+from outrider.cli.options import (
+    export_half,
+    generation_options,
+    json_option,
+    load_options,
+    prompt_options,
+    read_options,
+)
 from outrider.cli.progress import progress_line
 from outrider.errors import OptionError, nearest
+from outrider.system import saved
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from outrider.config import Config
     from outrider.engine.engine import Engine
-    from outrider.types import Exactness
+    from outrider.models.tuning.setting import Trial
 
 
 LONGEST = 8
@@ -28,6 +43,12 @@ _FEWEST_REPEATS = 3
 @click.command()
 @model_argument
 @prompt_options
+@click.option(
+    "--search",
+    is_flag=True,
+    help="First try the settings of each model, and of a MODEL that is no bundle all formats and weights. The fastest "
+    "settings that are exact are saved. Takes minutes.",
+)
 @click.option("--minutes", type=click.FloatRange(0, min_open=True), help="About how long to measure.  [default: 2]")
 @load_options
 @generation_options
@@ -37,6 +58,7 @@ def tune(
     draft: str | None,
     prompts: str | None,
     per_category: int | None,
+    search: bool,
     minutes: float | None,
     as_json: bool,
     **options: Any,
@@ -48,6 +70,8 @@ def tune(
     the suffix drafter. In the time of --minutes fit fewer prompts, shorter answers or fewer numbers of draft tokens
     where calls are slow; what is given by an option stays.
     """
+    from outrider.engine.opening import open_draft_bundle
+    from outrider.models.tuning.loading import search_settings
     from outrider_bench.modes.make import make_modes
     from outrider_bench.prompts import encode_prompts, read_prompts
     from outrider_bench.report.summary import collect, summarize
@@ -60,7 +84,11 @@ def tune(
     if config.generation.drafter is None:
         raise OptionError("--drafter none leaves nothing to tune. Name a drafter, or leave the option out.")
     chosen = read_prompts(prompts, per_category)
+    forms = _search_forms(bundle, draft, config, quiet=as_json) if search else {}
     opened = open_model(bundle, draft, quiet=as_json, config=config)
+    if search:
+        with progress_line("Trying settings.", quiet=as_json):
+            search_settings(opened, open_draft_bundle(opened, config.device), config.device)
     engine = load_model(opened, config, enable_prefix_caching=False)  # every run reads its whole prompt
     auto = config.generation.drafter
     drafter = next(iter(engine.bundled_drafters), "suffix") if auto == "auto" else auto
@@ -90,14 +118,40 @@ def tune(
     rows = [row | {"num_assistant_tokens": n} for n, row in zip(counts, found, strict=True)]
     best = max(rows, key=lambda row: row["speed_up"])
     setting = describe(engine, work.length, 1)
+    name = auto if best["num_assistant_tokens"] == "auto" else drafter
     if as_json:
-        costs = {role: dataclasses.asdict(cost) for role, cost in engine.costs.items()}
-        choices = {role: dataclasses.asdict(choice) for role, choice in engine.choices.items()}
-        figures = {"setting": setting, "choices": choices, "costs": costs, "drafter": drafter, "rows": rows}
-        print_json(figures | {"best": best["num_assistant_tokens"]})
+        costs = {role: asdict(cost) for role, cost in engine.costs.items()}
+        choices = {role: asdict(choice) for role, choice in engine.choices.items()}
+        tried = {model: [asdict(trial) for trial in trials] for model, trials in forms.items()}
+        figures = {"setting": setting, "forms": tried, "choices": choices, "costs": costs, "drafter": drafter}
+        print_json(figures | {"rows": rows, "best": best["num_assistant_tokens"]})
         return
     print_setting(setting)
-    _print_settings(engine)
+    _print_choices(engine, forms)
+    _print_costs(engine)
+    _print_rows(rows, f"Drafter {drafter}; auto chooses among {', '.join(engine.drafters)}")
+    if best["num_assistant_tokens"]:
+        out.print(f"\nBest on these prompts: drafter={name}, num_assistant_tokens={best['num_assistant_tokens']}.")
+    else:
+        out.print("\nPlain decoding was the fastest on these prompts: use drafter=none here.")
+
+
+def _print_choices(engine: Engine, forms: dict[str, list[Trial]]) -> None:
+    """The models' settings, and what was tried."""
+    from outrider.models.tuning.trials import TAKEN
+
+    for model, trials in forms.items():
+        _print_trials(model, trials)
+        if taken := [trial for trial in trials if trial.verdict == TAKEN]:
+            format_, weights = taken[-1].form.split()
+            out.print(f"Its fastest form: outrider export {model} --format {format_} --weights {weights} -o DIR\n")
+    for role, choice in engine.choices.items():
+        out.print(f"{role} model: {choice.setting.description if role == 'main' else choice.setting}", style="dim")
+        _print_trials(f"{role} model", choice.trials)
+
+
+def _print_costs(engine: Engine) -> None:
+    """What calls cost."""
     for role, cost in engine.costs.items():
         headings = (f"after {context:,} tokens" for context in cost.contexts)
         made = table("tokens", *headings, title=f"{role} model: milliseconds of a call, by its number of tokens")
@@ -105,13 +159,17 @@ def tune(
             made.add_row(str(count), *(f"{1000 * each:.1f}" for each in seconds))
         out.print(made)
         out.print()
+
+
+def _print_rows(rows: list[dict[str, Any]], title: str) -> None:
+    """What drafting gained, by the number of draft tokens."""
     out.print(
         "accepted: share of draft tokens that the main model kept. tokens/round: tokens per call of the main model. "
         "speed-up: tokens/s as a multiple of plain decoding's; slowest prompt: the lowest speed-up.\n",
         style="dim",
     )
     columns = ("draft tokens", "accepted", "tokens/round", "tokens/s", "speed-up", "slowest prompt")
-    made = table(*columns, title=f"Drafter {drafter}; auto chooses among {', '.join(engine.drafters)}")
+    made = table(*columns, title=title)
     for row in rows:
         made.add_row(
             str(row["num_assistant_tokens"]),
@@ -122,11 +180,6 @@ def tune(
             f"{row['slowest']:.2f}×",
         )
     out.print(made)
-    if best["num_assistant_tokens"]:
-        name = auto if best["num_assistant_tokens"] == "auto" else drafter
-        out.print(f"\nBest on these prompts: drafter={name}, num_assistant_tokens={best['num_assistant_tokens']}.")
-    else:
-        out.print("\nPlain decoding was the fastest on these prompts: use drafter=none here.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,38 +229,44 @@ def _announce(work: Work, engine: Engine, drafter: str) -> None:
     )
 
 
-def _print_settings(engine: Engine) -> None:
-    """The models' settings and the trials that they were chosen from."""
+def _search_forms(bundle: str, draft: str | None, config: Config, *, quiet: bool) -> dict[str, list[Trial]]:
+    """What the forms of a model that is no bundle, and of its draft model, take and lose, by its name."""
+    if (as_folder(bundle) / MANIFEST_NAME).is_file():
+        return {}
+    with export_half():
+        from outrider_export.bundles.bundle_cache import BundleCache
+        from outrider_export.bundles.search_forms import search_forms
+    if BundleCache(saved.FOLDER).named(bundle) is not None:
+        return {}
+    named = {"main": bundle} | ({"draft": draft} if draft not in (None, "auto", "none") else {})
+    with terminable(), Bars(quiet=quiet) as bars:
+        return {str(name): search_forms(str(name), role, config.device, bars) for role, name in named.items()}
+
+
+def _print_trials(what: str, trials: Sequence[Trial]) -> None:
+    """The settings or forms of a model that were tried."""
     from outrider.models.tuning.trials import MAX_KL
 
-    for role, choice in engine.choices.items():
-        out.print(f"{role} model: {choice.setting.description if role == 'main' else choice.setting}", style="dim")
-        if not choice.trials:
-            continue
-        counts = sorted({count for trial in choice.trials for count in trial.seconds})
-        tokens = ", ".join(map(str, counts))
-        title = f"{role} model: settings tried, milliseconds to read {tokens} tokens"
-        made = table("setting", *(f"{n}" for n in counts), "change", "exact", "result", title=title, text=1)
-        for trial in choice.trials:
-            made.add_row(
-                str(trial.setting),
-                *(f"{1000 * trial.seconds[n]:.1f}" if n in trial.seconds else "-" for n in counts),
-                "-" if trial.kl is None else f"{trial.kl:.4f}",
-                _is_exact(trial.setting.exactness),
-                "chosen" if trial.setting == choice.setting else _RESULTS.get(trial.verdict, trial.verdict),
-            )
-        out.print(made)
-        if any(trial.kl is not None for trial in choice.trials):
-            out.print(
-                f"change: how much the setting changes the probabilities of f32 (KL divergence, at most {MAX_KL:g}). "
-                "exact: drafts cannot change the text.",
-                style="dim",
-            )
-        out.print()
-
-
-_RESULTS = {"exact": "exact, but not enough faster", "close to f32": "not enough faster"}
-
-
-def _is_exact(found: Exactness) -> str:
-    return "-" if not found.differences else "yes" if found.holds else "no"
+    if not trials:
+        return
+    counts = sorted({count for trial in trials for count in trial.seconds})
+    title = f"{what}: tried, milliseconds to read {', '.join(map(str, counts))} tokens"
+    made = table("form", "setting", *(f"{n}" for n in counts), "change", "exact", "result", title=title, text=2)
+    for trial in trials:
+        found = trial.setting.exactness
+        made.add_row(
+            trial.form,
+            str(trial.setting),
+            *(f"{1000 * trial.seconds[n]:.1f}" if n in trial.seconds else "-" for n in counts),
+            "-" if trial.kl is None else f"{trial.kl:.4f}",
+            "-" if not found.differences else "yes" if found.holds else "no",
+            trial.verdict,
+        )
+    out.print(made)
+    if any(trial.kl is not None for trial in trials):
+        out.print(
+            f"change: how much it changes the probabilities of int8 in f32 (KL divergence, at most {MAX_KL:g}). "
+            "exact: drafts cannot change the text.",
+            style="dim",
+        )
+    out.print()

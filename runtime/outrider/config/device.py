@@ -76,10 +76,10 @@ class DeviceConfig(Section):
     model there limits every request, and a draft model there drafts for one request at a time, for prompts of up to
     `npu_max_prompt_tokens`; other requests are decoded without it.
 
-    With precision="auto", precisions are measured at the first load on a CPU: it is f32, or another one that is exact,
-    close enough to f32, and faster by a fifth. Other devices have their own default. The cache has the same precision
-    unless you name one. With a quantised cache, the text depends on drafts and on earlier texts: 8-bit blocks are
-    quantised again whenever a token is written, also rejected ones.
+    With precision="auto", a CPU computes in f32, unless `outrider tune --search` has found another precision that is
+    exact, close enough to f32, and faster by a fifth. Other devices have their own default. The cache has the same
+    precision unless you name one. With a quantised cache, the text depends on drafts and on earlier texts: 8-bit
+    blocks are quantised again whenever a token is written, also rejected ones.
     """
 
     main_device: str = option("CPU", _device, "device of the main model", metavar="DEVICE")

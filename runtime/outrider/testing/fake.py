@@ -118,6 +118,7 @@ class FakeBackend:
         self.features = features
         self.vocab_size, self.seed, self.noise, self.memory = vocab_size, seed, noise, memory
         self.can_pad_apart, self.can_divide, self.separate_rules = can_pad_apart, can_divide, separate_rules
+        self.few_rows_differ = False
         self._kernels, self._attention_kernels = kernels, attention_kernels
         self._single_kernels = single_kernels
         self.seconds = 0.0

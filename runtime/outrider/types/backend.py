@@ -246,6 +246,7 @@ class PaddedBackend(Backend, Protocol):
     exactness: Exactness  # as given to `use`
     can_pad_apart: bool  # whether `RowRule.apart` is possible
     can_divide: bool  # whether `RowRule.most` is possible
+    few_rows_differ: bool  # products may give few rows other bits than more of them, on processors with AVX2 alone
 
     @property
     def separate_rules(self) -> Sequence[RowRule]:

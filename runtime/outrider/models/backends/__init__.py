@@ -18,7 +18,7 @@ class Support:
     library: by its name in properties. fixed_shapes: the model is compiled as a whole, for sizes that the options give.
     paged: it has a paged cache, so that it can be cut and apply adapters. windows: its layers may have sliding
     windows. states: some of them may keep a state instead of keys and values. saves_compiled: compiled models can be
-    saved. tries_settings: precisions, threads and slices of the model can be tried.
+    saved. tries_settings: precisions and threads can be tried.
     """
 
     library: str

@@ -35,13 +35,12 @@ def can_append(model: ov.Model) -> bool:
     return bool(0 < added <= _MOST_MORE * sum(math.prod(node.get_output_shape(0)) for node in _weights(model)))
 
 
-def num_dependent(model: ov.Model, *, appended: bool) -> int:
-    """Products in which few rows have other bits than more of them. appended: without those that would be widened."""
+def has_dependent(model: ov.Model) -> bool:
+    """Whether a decoder has products in which few rows have other bits than more of them."""
     shapes = (node.input_value(1).get_partial_shape() for node in model.get_ops() if node.get_type_name() == "MatMul")
     matrices = (shape for shape in shapes if shape.rank.get_length() == _MATRIX and shape[-1].is_static)
     columns: list[int] = [shape[-1].get_length() for shape in matrices]
-    found = sum(_LEAST_COLUMNS <= count < COLUMNS for count in columns)
-    return found - (len(_products(model, COLUMNS)) if appended else 0)
+    return any(_LEAST_COLUMNS <= count < COLUMNS for count in columns)
 
 
 def append_columns(model: ov.Model, columns: int) -> None:

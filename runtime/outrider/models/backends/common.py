@@ -26,6 +26,7 @@ class MeasuredBackend:
     seconds = 0.0
     can_pad_apart = False
     can_divide = False
+    few_rows_differ = False
     can: Capabilities
 
     @property

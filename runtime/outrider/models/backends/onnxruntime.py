@@ -42,8 +42,7 @@ class OnnxRuntime(SequentialBackend):
 
     device: "CPU"; "CUDA" or "DML", with a number after a dot; "GPU" and "NPU" are those of any provider that is here.
     properties: ONNX Runtime's session configuration, such as {"session.intra_op.allow_spinning": "0"}. features: the
-    outputs of hidden states that chunks may ask for. graph: is evaluated instead of the file's, such as a slice of it,
-    with the weights in its folder.
+    outputs of hidden states that chunks may ask for.
 
     Raises:
         OptionError: for a device that no installed execution provider has, or a precision it does not calculate in.
@@ -65,18 +64,15 @@ class OnnxRuntime(SequentialBackend):
         num_threads: int = 0,
         properties: Mapping[str, Any] | None = None,
         features: Sequence[str] = (),
-        graph: bytes | None = None,
     ) -> None:
         self.device = device
         self.features = tuple(features)
         self._provider, self._device_id, provider_options = find_provider(device)
         self._properties = _SESSION | {name: str(value) for name, value in (properties or {}).items()}
         options = _session_options(num_threads, self._properties)
-        if graph is not None:
-            options.add_session_config_entry(_WEIGHTS, str(model_path.parent))
         try:
             self._session = ort.InferenceSession(
-                graph or str(model_path), options, providers=[(self._provider.name, provider_options)]
+                str(model_path), options, providers=[(self._provider.name, provider_options)]
             )
         except Exception as error:  # a dozen classes with no other common base
             kind = BundleError if device == "CPU" else DeviceError
@@ -276,7 +272,6 @@ class OnnxRuntime(SequentialBackend):
 
 
 _ROWS, _EXTRA = ("rows_begin", "rows_end"), "extra_rows"
-_WEIGHTS = "session.model_external_initializers_file_folder_path"
 # Threads stop spinning when a call ends: the other model's call comes next.
 _SESSION = {"session.force_spinning_stop": "1"}
 

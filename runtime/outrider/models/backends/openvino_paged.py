@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from outrider.config import PRECISIONS
 from outrider.errors import DeviceError
 from outrider.models.backends.adapters import ADAPTERS, Adapters
-from outrider.models.backends.columns import append_columns
+from outrider.models.backends.columns import append_columns, can_append, has_dependent
 from outrider.models.backends.common import MeasuredBackend
 from outrider.models.backends.devices import check_device, compile_error, facts_of, hints_of
 from outrider.models.backends.divided import DividedCall, divide
@@ -68,9 +68,8 @@ class OpenVINOPaged(MeasuredBackend):
 
     features: the outputs of hidden states that chunks may ask for. build: reads the model's file and makes
     its graph with a paged cache. cuts: the layers before which it is cut into segments; see `OpenVINOLayers`. adapters:
-    those that `build` puts into the graph. releases: whether the pages of the model's file are released after the first
-    call, which has packed the weights. columns: that products are widened to; see `append_columns`. long_from: see
-    `Capabilities`.
+    those that `build` puts into the graph. columns: that products are widened to, if there are
+    some; see `append_columns`. long_from: see `Capabilities`.
 
     Raises:
         OptionError: for a device that is not there.
@@ -98,7 +97,6 @@ class OpenVINOPaged(MeasuredBackend):
         build: Callable[[ov.Core, Path], ov.Model] = read_decoder,
         cuts: Collection[int] = (),
         adapters: Adapters | None = None,
-        releases: bool = True,
         columns: int = 0,
         long_from: int = 0,
     ) -> None:
@@ -106,7 +104,9 @@ class OpenVINOPaged(MeasuredBackend):
         check_device(core, device)
         model = build(core, model_path)
         self._covers_all = device != "CPU" or needs_all_rows(model)
+        columns = columns if columns and can_append(model) else 0
         append_columns(model, columns)
+        self.few_rows_differ = has_dependent(model)
         precision, cache_precision = resolve_precisions(core, device, precision, cache_precision)
         kinds = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": cache_precision}
         hints = hints_of(device, num_threads, properties, **kinds)
@@ -118,7 +118,7 @@ class OpenVINOPaged(MeasuredBackend):
             raise compile_error(core, device, model_path.parent.name, error) from error
         self.columns, self._long_from = columns, long_from
         self._begin(core, compiled, device, vocab_size, tuple(features), adapters)
-        self._unpacked = model_path.with_suffix(".bin") if releases else None
+        self._unpacked = model_path.with_suffix(".bin")
 
     def _begin(
         self,

@@ -170,15 +170,6 @@ def widens_f16(processor: ProcessorFacts) -> bool:
     return "avx2" in processor.instructions and "amx_fp16" not in processor.instructions
 
 
-def lacks_int8_products(processor: ProcessorFacts) -> bool:
-    """Whether an x86 processor has no products of 8-bit numbers, as far as its instructions are known.
-
-    OpenVINO then calculates in f32 with weights of 8 bits, and more rows cost more. Windows does not tell.
-    """
-    known = sys.platform in ("linux", "darwin") and "avx2" in processor.instructions
-    return known and not any("vnni" in each or each.startswith("amx") for each in processor.instructions)
-
-
 def _attempt(ask: Callable[[], _Answer]) -> _Answer | None:
     try:
         return ask()

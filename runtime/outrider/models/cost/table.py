@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from outrider.types import RowRule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
 LONGEST = 15  # most draft tokens per round; their target pass has 16 rows
 MAIN_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
@@ -268,18 +268,6 @@ class CallCost:
         """The place in `rows` that is nearest to a number of rows."""
         at = bisect.bisect_left(self.rows, total)
         return at - 1 if at and 2 * total < self.rows[at - 1] + self.rows[at] else at
-
-    def combined(self, larger: CallCost, whole: Callable[[float, float], float], layers: float) -> CallCost:
-        """What a model's calls cost, from this cost of a small slice of it, and that of a larger one.
-
-        whole: seconds of the model's call, from the slices'. layers: the model's, as a multiple of the larger slice's,
-        which alone read the context.
-        """
-        near = ascending(map(whole, self.near, larger.near))
-        far = [n + layers * (b - a) for n, a, b in zip(near, larger.near, larger.far, strict=True)]
-        fork, first = layers * larger.fork, max(whole(self.first, larger.first), 0.0)
-        calls = tuple(map(min, self.calls, larger.calls))
-        return CallCost(self.rows, tuple(near), tuple(far), self.contexts, fork=fork, first=first, calls=calls)
 
     def learned(self) -> CallCost:
         """The numbers for later loads: what a calm machine has shown."""

@@ -1,6 +1,6 @@
 """What a first start takes instead of measuring: a setting of the table, and guesses of what calls cost.
 
-    choice, backend = first_choice(spec)    # compiled
+    choice = first_choice(spec, setting, backend)    # of a model that is compiled
     cost = expected_cost(spec, backend)     # for plain decoding, until calls are timed
 
 Measured while the engine is idle: see `outrider.decoding.measuring`.
@@ -11,18 +11,16 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from outrider.models.backends.columns import COLUMNS, can_append, num_dependent
-from outrider.models.backends.taps import read_ir
 from outrider.models.cost.measure import contexts_of, timed_rows
 from outrider.models.cost.table import CallCost
 from outrider.models.tuning.machines import this_machine
-from outrider.models.tuning.setting import Choice, settings_for
-from outrider.system.core import new_core
+from outrider.models.tuning.setting import Choice
 from outrider.types import Exactness, Rounding, RowRule
 
 if TYPE_CHECKING:
     from outrider.models.tuning.machines import Machine
     from outrider.models.tuning.model_spec import ModelSpec
+    from outrider.models.tuning.setting import Setting
     from outrider.types import CompiledModel
 
 _IN_EIGHTS, _MOST_ROWS = Rounding(8, 8), 64  # hold on all processors that were measured, in any precision
@@ -31,27 +29,29 @@ _CHEAP_ROW = 0.1  # of a call: what a row of padding may take in a draft model, 
 _BYTES_A_SECOND, _PACKED_A_SECOND, _CHANGE_SHARE = 12e9, 1.5e9, 0.1
 
 
-def first_choice(spec: ModelSpec) -> tuple[Choice, CompiledModel]:
-    """The first setting that the options allow, with this machine's rule, and the model in it. Raises as `compile`.
+def first_choice(spec: ModelSpec, setting: Setting, backend: CompiledModel) -> Choice:
+    """The first setting that the options allow, which the model is compiled in, with this machine's rule."""
+    setting = dataclasses.replace(setting, exactness=expected_exactness(spec, backend))
+    return Choice(setting, waits=spec.is_main and not _is_known(spec, this_machine()))
+
+
+def has_rule(spec: ModelSpec, setting: Setting) -> bool:
+    """Whether the table has a rule for a setting that is the least padding, as far as it is known."""
+    on_cpu = spec.device == "CPU" and spec.model.encoder is None
+    return on_cpu and this_machine().rows > 0 and setting.precision in ("auto", "f32")
+
+
+def expected_exactness(spec: ModelSpec, backend: CompiledModel) -> Exactness:
+    """The table's rule for a model that is compiled in a setting.
 
     The rule of a draft model is the fastest one: its bits do not change a text.
     """
-    machine, setting, depends = this_machine(), next(iter(settings_for(spec))), False
-    if spec.is_main and machine.columns and spec.support.paged:
-        model = read_ir(new_core(), spec.path)
-        appends = can_append(model)
-        depends = num_dependent(model, appended=appends) > 0
-        setting = dataclasses.replace(setting, columns=COLUMNS if appends else 0)
-    backend = spec.compile(setting)
+    machine = this_machine()
     if not spec.is_main:
-        few = machine.added_row < _CHEAP_ROW and not spec.is_small
+        few = (spec.device != "CPU" or machine.added_row < _CHEAP_ROW) and not spec.is_small
         rule = RowRule(separate=True, call=Rounding(2 if few else 1)) if backend.separate_rules else RowRule()
-        exactness = Exactness(rule=rule)
-    else:
-        exactness = Exactness(rule=_rule_of(machine, backend, depends=depends), is_expected=True)
-    backend.use(exactness)
-    setting = dataclasses.replace(setting, exactness=exactness)
-    return Choice(setting, waits=spec.is_main and not _is_known(spec, machine)), backend
+        return Exactness(rule=rule)
+    return Exactness(rule=_rule_of(machine, backend), is_expected=True)
 
 
 def _is_known(spec: ModelSpec, machine: Machine) -> bool:
@@ -61,13 +61,10 @@ def _is_known(spec: ModelSpec, machine: Machine) -> bool:
     return needed <= machine.exact and not geometry.num_experts and not spec.asked["properties"]
 
 
-def _rule_of(machine: Machine, backend: CompiledModel, *, depends: bool) -> RowRule:
-    """The rule of a main model's rows on a machine: each row of an answer alone, where the backend can.
-
-    depends: whether there are products whose rows depend on how few they are; see `columns`.
-    """
+def _rule_of(machine: Machine, backend: CompiledModel) -> RowRule:
+    """The rule of a main model's rows on a machine: each row of an answer alone, where the backend can."""
     by, most = (Rounding(machine.rows), machine.most_rows) if machine.rows else (_IN_EIGHTS, _MOST_ROWS)
-    if depends:
+    if machine.columns and backend.few_rows_differ:
         by = dataclasses.replace(by, least=max(by.least, _IN_EIGHTS.least))
     most = most if backend.can_divide else 0
     if not backend.separate_rules:

@@ -10,31 +10,30 @@ under each model's identity, and read at later ones.
 from __future__ import annotations
 
 import dataclasses
-import gc
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from outrider.bundle.folder import draft_models_of
 from outrider.config import DeviceConfig, format_of_property
 from outrider.errors import BundleError, DeviceError, DeviceWarning, ExactnessWarning, OptionError, OutriderError
 from outrider.models.backends.processor import may_divide_by_zero, this_processor
-from outrider.models.cost.slots import Adapted
-from outrider.models.cost.stored import UNMEASURED, cost_of, save_cost
+from outrider.models.cost.stored import UNMEASURED, cost_of
 from outrider.models.tuning.first import first_choice
-from outrider.models.tuning.measure import Contention, check_exactness, measure_contention, measure_exactness
-from outrider.models.tuning.measured import compile_for_trials
-from outrider.models.tuning.model_spec import ModelSpec
+from outrider.models.tuning.measure import Contention, measure_contention
+from outrider.models.tuning.model_spec import ModelSpec, specs_of
 from outrider.models.tuning.placement import Placement, choose_devices, device_beside
 from outrider.models.tuning.probe import verdict_of
-from outrider.models.tuning.setting import Choice, Setting
-from outrider.models.tuning.trials import choose
+from outrider.models.tuning.setting import Choice, Setting, settings_for
+from outrider.models.tuning.trials import choose, search
 from outrider.system.progress import report
 from outrider.system.together import together
-from outrider.types import CompiledModel, Exactness
+from outrider.types import CompiledModel
 
 if TYPE_CHECKING:
+    from outrider.bundle.folder import Bundle
     from outrider.models.cost.table import CallCost
     from outrider.system.saved import SavedValue
 
@@ -235,12 +234,21 @@ def compile_settled(spec: ModelSpec) -> tuple[Choice, CompiledModel]:
 
     Warns (`ExactnessWarning`) if a main model's rows depend on the batch. Raises as `ModelSpec.compile`.
     """
-    choice, backend = _choice_of(spec)
-    setting = choice.setting
-    if backend is None:
+    file = _file(spec)
+    known = file.read()
+    if spec.answers_first if known is None else is_settled(spec, known):
+        if known is None:
+            report(f"{spec} is compiled.")
+        setting = next(iter(settings_for(spec))) if known is None else known.setting
         backend = spec.compile(setting)
-        backend.use(setting.exactness)
-    if spec.is_main and not (setting.exactness.holds or setting.exactness.is_expected):
+        choice = known or first_choice(spec, setting, backend)
+        backend.use(choice.setting.exactness)
+    else:
+        alone = _file(dataclasses.replace(spec, adapters=None)).read() if spec.adapters else None
+        choice, backend = choose(spec, alone.setting if alone else None)
+    if choice is not known:
+        file.write(choice)
+    if spec.is_main and not (choice.setting.exactness.holds or choice.setting.exactness.is_expected):
         warn_of(spec, backend)
     return choice, backend
 
@@ -267,66 +275,12 @@ def warn_of(spec: ModelSpec, backend: CompiledModel) -> None:
     )
 
 
-def _choice_of(spec: ModelSpec) -> tuple[Choice, CompiledModel | None]:
-    """The setting: saved, or found now; then with the model, if it was compiled. Saves the cost that slices have."""
-    if spec.adapters:
-        return _choice_with_adapters(spec)
-    file = _file(spec)
-    known = file.read()
-    if known is not None and is_settled(spec, known):
-        return known, None
-    if known is not None and known.is_refuted:
-        report(f"{spec} is measured: its rows are not exact in {known.setting}, as was found while it was idle.")
-    elif spec.answers_first:
-        report(f"{spec} is compiled.")
-        choice, backend = first_choice(spec)
-        file.write(choice)
-        return choice, backend
-    elif known is not None and (confirmed := _confirmed(spec, known)):
-        file.write(confirmed[0])
-        return confirmed
-    choice, measured = choose(spec)
-    file.write(choice)
-    if measured is None:
-        return choice, None
-    if measured.slices is None:
-        return choice, measured.main
-    report(f"{spec} is timed.")
-    cost, whole = measured.cost(), measured.whole
-    del measured  # frees the slices
-    gc.collect()
-    if whole is None:
-        report(f"{spec} is compiled.")
-    backend = spec.compile(choice.setting) if whole is None else whole.result()
-    backend.use(choice.setting.exactness)
-    save_cost(spec, backend, cost)
-    return choice, backend
-
-
-def _choice_with_adapters(spec: ModelSpec) -> tuple[Choice, CompiledModel | None]:
-    """The setting of the model without adapters, with its padding if that is enough with them, or another.
-
-    So a row without an adapter has the bits that it has in an engine without adapters, wherever kernels allow that.
-    """
-    choice = _choice_of(dataclasses.replace(spec, adapters=None))[0]
-    gc.collect()
-    adapters = spec.adapters
-    if adapters is None:
-        raise AssertionError("the caller has found some")
-    taken = {"setting": str(choice.setting), "rule": str(choice.setting.exactness.rule)}
-    file = spec.identity.saved("settings", Exactness, _ALIKE, **taken)
-    known, backend = file.read(), None
-    if known is None:
-        backend = compile_for_trials(spec, choice.setting)
-        known = measure_exactness(Adapted(backend, adapters.names[0]), choice.setting.exactness)
-        backend.use(known)
-        file.write(known)
-    return dataclasses.replace(choice, setting=dataclasses.replace(choice.setting, exactness=known)), backend
-
-
 def choice_of(spec: ModelSpec) -> Choice:
-    """The setting of a model on its device, and its trials: saved, or found now."""
-    return _untried(spec) if spec.uses_main_cache else _choice_of(spec)[0]
+    """The setting of a model on its device: saved, or found now."""
+    if spec.uses_main_cache:
+        return _untried(spec)
+    known = _file(spec).read()
+    return known if known is not None and is_settled(spec, known) else compile_settled(spec)[0]
 
 
 def _untried(spec: ModelSpec) -> Choice:
@@ -335,27 +289,26 @@ def _untried(spec: ModelSpec) -> Choice:
     return Choice(Setting(own.precision, own.cache_precision, num_threads=own.num_threads))
 
 
-def _confirmed(spec: ModelSpec, known: Choice) -> tuple[Choice, CompiledModel] | None:
-    """A setting of the table, measured now, with the model in it; None if its rows are not exact."""
-    report(f"{spec} is checked for exactness in {known.setting}")
-    setting, backend = known.setting, compile_for_trials(spec, known.setting)
-    backend.use(setting.exactness)
-    found = Exactness(setting.exactness.groups, setting.exactness.rule, check_exactness(backend))
-    backend.use(found)
-    return (Choice(dataclasses.replace(setting, exactness=found)), backend) if found.holds else None
-
-
 def is_settled(spec: ModelSpec, known: Choice | None = None) -> bool:
     """Whether `compile_settled` measures nothing: a model's setting is saved, or is that of the table.
 
     known: what is saved, if it was read.
     """
-    if spec.adapters:
-        return False
     known = known or _file(spec).read()
     if known is None:
         return spec.answers_first
     return not known.is_refuted and (spec.answers_first or not known.setting.exactness.is_expected)
+
+
+def search_settings(bundle: Bundle, draft_bundle: Bundle, options: DeviceConfig) -> None:
+    """Save the fastest setting of each model that runs on the CPU, for later loads. Raises as `load_models`."""
+    main, drafts = specs_of(bundle, draft_bundle, draft_models_of(draft_bundle, bundle))
+    placement = choose_devices(main, drafts, options)
+    places = ((main, placement.main), *((draft, placement.draft) for draft in drafts if not draft.uses_main_cache))
+    for spec in (spec.on(device, options) for spec, device in places if device == "CPU"):
+        best, trials = search([spec])
+        if best is not None:
+            save_choice(spec, Choice(best.setting, tuple(trials)))
 
 
 def save_choice(spec: ModelSpec, choice: Choice) -> None:

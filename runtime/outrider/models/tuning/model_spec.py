@@ -12,28 +12,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import openvino as ov
 
-from outrider.bundle.architectures import refusal_of
 from outrider.bundle.fit import check_writes
 from outrider.bundle.folder import Bundle
 from outrider.bundle.manifest import DrafterEntry, FileEntry, ModelEntry
 from outrider.config import DeviceConfig
 from outrider.config.files import user_path
-from outrider.errors import BundleError, DeviceError, OptionError, nearest, needs
+from outrider.errors import OptionError, nearest
 from outrider.models.backends import Support
 from outrider.models.backends.adapters import Adapter, Adapters
-from outrider.models.backends.attention import SLIDING, describe_windows
-from outrider.models.backends.columns import can_append
 from outrider.models.backends.devices import find_device
 from outrider.models.backends.heads import Head
 from outrider.models.backends.processor import this_processor
-from outrider.models.backends.slices import Slices, find_slices
-from outrider.models.backends.taps import read_ir
+from outrider.models.backends.registry import compile_beside, compile_model
 from outrider.models.tuning.identity import ModelIdentity, versions_of
 from outrider.models.tuning.setting import Setting
 from outrider.system import saved
-from outrider.system.core import new_core
 from outrider.types import CompiledModel
 
 if TYPE_CHECKING:
@@ -77,7 +71,7 @@ class ModelSpec:
 
     @property
     def is_small(self) -> bool:
-        """Whether trying settings and slices does not pay."""
+        """Whether trying settings does not pay."""
         return self.size < SMALL
 
     @property
@@ -182,169 +176,13 @@ class ModelSpec:
         folder /= hashlib.sha256(asked.encode()).hexdigest()[:12]
         return dataclasses.replace(own, properties={**own.properties, "CACHE_DIR": str(folder)})
 
-    def slices(self) -> Slices | None:
-        """Slices of it, on which settings can be measured; None for a small model, or one that has none.
-
-        None, too, for a model that is cut, as slices are not.
-        """
-        if self.cuts:
-            return None
-        if not (self.support.tries_settings and self.support.paged) or self.is_small:
-            return None
-        if self.head is not None:
-            return None
-        geometry = self.model.geometry
-        windows, kinds = geometry.windows_by_layer, geometry.layer_states
-        return find_slices(new_core(), self.path, geometry.num_layers, windows, kinds)
-
-    def onnx_slice(self) -> bytes | None:
-        """A slice of a model in ONNX, on which bits can be measured; None for a small model, or one that has none.
-
-        None, too, on other devices than the CPU, where it is not known what kernels are chosen by.
-        """
-        if self.model.format != "onnx" or self.device != "CPU" or self.is_small:
-            return None
-        from outrider.models.backends.onnx_slices import slice_of  # imports a package of the extra `onnx`
-
-        return slice_of(self.path)
-
-    def can_append(self) -> bool:
-        """Whether `append_columns` changes its graph on its device, and adds few weights."""
-        return self.support.tries_settings and self.support.paged and can_append(read_ir(new_core(), self.path))
-
-    def compile(self, setting: Setting | None = None, graph: ov.Model | bytes | None = None) -> CompiledModel:
-        """Compile it on its device, in a setting or with its options as they are. Raises as the backends say.
-
-        graph: is evaluated instead of the file's, such as a slice of it; bytes for a model in ONNX.
-        """
-        self._check()
-        arguments = self._arguments(setting)
-        if self.model.encoder is not None:
-            from outrider.models.backends.encoder_decoder import EncoderDecoder
-
-            encoder_path = self.bundle.folder / self.model.encoder.folder / self.path.name
-            return EncoderDecoder(self.path, encoder_path, self.model.encoder, **arguments)
-        if self.support.fixed_shapes:
-            return self._compile_fixed(arguments)
-        if self.support.paged:
-            return self._compile_paged(arguments, setting.columns if setting else 0, graph)
-        with needs(f"The model {self.path} is in ONNX, and onnxruntime cannot be imported", "onnx", DeviceError):
-            from outrider.models.backends.onnxruntime import OnnxRuntime
-        if isinstance(graph, bytes):  # a slice gives no hidden states
-            return OnnxRuntime(self.path, **arguments, graph=graph)
-        return OnnxRuntime(self.path, **arguments, features=self.features)
+    def compile(self, setting: Setting | None = None) -> CompiledModel:
+        """Compile it on its device, in a setting or with its options as they are. Raises as `compile_model`."""
+        return compile_model(self, setting)
 
     def compile_beside(self, main: OpenVINOPaged) -> CompiledModel:
-        """Compile a drafter that uses the cache of `main`, on its device: some of its layers, or what reads it.
-
-        Raises:
-            BundleError: when the cache has another shape than it reads.
-            DeviceError: when the cache is in a form that it cannot read.
-        """
-        from outrider.models.backends.openvino_assistant import OpenVINOAssistant
-        from outrider.models.backends.openvino_layers import OpenVINOLayers
-
-        if self.layers:
-            return OpenVINOLayers(main, self.layers)
-        if self.head is None:
-            raise AssertionError("the manifest was checked")
-        return OpenVINOAssistant(self.path, main, main_path=self.head.main, **self._arguments(None))
-
-    def _check(self) -> None:
-        """Raise BundleError for a model that cannot be run there, and DeviceError for what it cannot do there."""
-        geometry, support = self.model.geometry, self.support
-        if refusal := refusal_of(geometry.architecture):
-            raise BundleError(f"The model {self.path} cannot be run. {refusal}")
-        if not support.windows and any(windows := geometry.sliding_windows or ()):
-            said = SLIDING.format(windows=describe_windows(windows))
-            raise BundleError(f"The model {self.path} cannot be run: its layers have {said}")
-        if geometry.layer_states and not support.states:
-            where, remedy = "in ONNX", "Export its checkpoint for OpenVINO: outrider export MODEL"
-            if support.fixed_shapes:
-                where, remedy = "on an NPU", "Load it with main_device='CPU', draft_device='CPU'"
-            raise BundleError(
-                f"The model {self.path} cannot be run {where}: {geometry.num_state_layers} of its "
-                f"{geometry.num_layers} layers keep a state, from which rejected draft tokens are dropped in "
-                f"OpenVINO's format on a CPU or GPU alone. {remedy}."
-            )
-        needs_decoder = self.features or self.head or self.cuts or self.adapters
-        if self.model.encoder is not None and (support.fixed_shapes or needs_decoder):
-            raise DeviceError(
-                f"The model {self.path} is an encoder-decoder model, which runs on a CPU or GPU only, without heads, "
-                "adapters or drafters of its own layers. Load with main_device='CPU', draft_device='CPU'."
-            )
-        if self.adapters and not support.paged:
-            raise DeviceError(
-                f"Adapters ({', '.join(self.adapters.names)}) are for main models in OpenVINO's format on a processor "
-                f"or GPU, and this one is {'on an NPU' if support.fixed_shapes else 'in ONNX'}. Load it with "
-                "adapters=(), or merge one at export: outrider export MODEL --adapter FOLDER."
-            )
-        if support.fixed_shapes and self.model.source.recipe.get("route") == "keep":
-            raise BundleError(
-                f"The model {self.path} has the weights of its GGUF file, {self.model.weights}, which NPUW does not "
-                "take. Export it again with --weights int8 (--draft-weights for a draft model)."
-            )
-
-    def _arguments(self, setting: Setting | None) -> dict[str, Any]:
-        """What all backends take, in a setting or with its options as they are."""
-        own, width = self.compile_options, self.model.geometry.logits_width
-        options = own if setting is None else setting.options(own)
-        return {
-            "vocab_size": min(self.model.vocab_size, width),  # fewer logits where they were cut
-            "device": self.device,
-            "precision": options.precision,
-            "cache_precision": options.cache_precision,
-            "num_threads": options.num_threads,
-            "properties": self.support.properties(dict(options.properties)),
-        }
-
-    def _compile_fixed(self, arguments: dict[str, Any]) -> CompiledModel:
-        from outrider.models.backends.openvino_npu import OpenVINONpu
-
-        return OpenVINONpu(
-            self.path,
-            context_length=self.model.geometry.long_from or self.model.geometry.context_length,
-            # A draft model reads one token, or two after a draft that was accepted whole.
-            max_rows=(self.options.npu_window or 16) if self.is_main else 2,
-            max_prompt_tokens=self.options.npu_max_prompt_tokens,
-            max_new_tokens=self.options.npu_max_new_tokens,
-            **arguments,
-        )
-
-    def _compile_paged(self, arguments: dict[str, Any], columns: int, graph: ov.Model | bytes | None) -> CompiledModel:
-        from outrider.models.backends.heads import load_head
-        from outrider.models.backends.openvino_paged import OpenVINOPaged
-        from outrider.models.backends.paged_graph import read_decoder
-
-        if self.head is not None:
-            return load_head(self.path, self.head, arguments)
-        if graph is not None and not isinstance(graph, bytes):  # other slices read the same pages
-            arguments |= {"columns": columns, "releases": False}
-            return OpenVINOPaged(self.path, **arguments, build=lambda *_: graph.clone())
-        geometry, vision = self.model.geometry, self.model.vision
-        if vision is not None and vision.both_ways != "none" and not self.device.startswith("CPU"):
-            vision = None  # see `embeds.add_embeds`
-        build = functools.partial(
-            read_decoder,
-            features=self.features,
-            adapters=self.adapters,
-            attended=geometry.attended_size,
-            embeds=vision.num_parts if vision else 0,
-            both_ways=vision.both_ways if vision else "none",
-            place_token_id=vision.place_token_id if vision else None,
-            windows=geometry.sliding_windows,
-            kinds=geometry.layer_states,
-        )
-        return OpenVINOPaged(
-            self.path,
-            **arguments,
-            features=self.features,
-            build=build,
-            cuts=self.cuts,
-            adapters=self.adapters,
-            columns=columns,
-            long_from=geometry.long_from,
-        )
+        """Compile a drafter that uses the cache of `main`. Raises as the function `compile_beside`."""
+        return compile_beside(self, main)
 
 
 def specs_of(

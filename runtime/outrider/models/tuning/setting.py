@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from outrider.config import PRECISIONS, DeviceConfig
+from outrider.models.backends.columns import COLUMNS
 from outrider.models.backends.processor import limit_on, may_divide_by_zero, this_processor, widens_f16
+from outrider.models.tuning.machines import this_machine
 from outrider.system.core import new_core
 from outrider.types import Exactness
 
@@ -26,7 +28,7 @@ class Setting:
     """How one model is compiled and called.
 
     group_size: of dynamic quantisation; None: the device's choice. num_threads: of the CPU; 0: as the options say.
-    columns: that products are widened to, with zeros; 0: none is. See `append_columns`.
+    columns: that products are widened to, with zeros, if there are some; 0: none is. See `append_columns`.
     """
 
     precision: str
@@ -107,10 +109,11 @@ def settings_for(spec: ModelSpec) -> Iterator[Setting]:
     groups: tuple[int | None, ...] = (128, None) if spec.model.weights == "int8" else (None, 64)
     if GROUP_SIZE in own.properties or spec.is_small or spec.model.weights in ("fp32", "fp16"):
         groups = (None,)
+    columns = COLUMNS if spec.is_main and spec.support.paged and this_machine().columns else 0
     for precision in precisions:
+        cache = ("f32" if in_f32 else precision) if own.cache_precision == "auto" else own.cache_precision
         for group_size in groups if spec.is_main else groups[:1]:
-            cache = "f32" if in_f32 else precision
-            yield Setting(precision, cache if own.cache_precision == "auto" else own.cache_precision, group_size)
+            yield Setting(precision, cache, group_size, columns=columns)
 
 
 def fewer_threads(spec: ModelSpec) -> list[int]:
@@ -129,11 +132,13 @@ def fewer_threads(spec: ModelSpec) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A setting that was tried. seconds: of calls, by their tokens; score: seconds of a request (`_MAIN_CALLS`).
+    """A setting that was tried. form: format and weights. seconds: of calls, by their tokens.
 
-    kl: see `MAX_KL`; None if a faster setting was chosen before it was measured. verdict: why it was chosen or not.
+    score: seconds of a request (`_MAIN_CALLS`). kl: see `MAX_KL`; None if it was too slow to be judged, or a draft
+    model's. verdict: why it was chosen or not.
     """
 
+    form: str
     setting: Setting
     seconds: dict[int, float]
     score: float

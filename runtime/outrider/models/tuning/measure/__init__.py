@@ -4,8 +4,6 @@ from outrider.models.tuning.measure.exactness import (
     TRIAL_SEQUENCES,
     TRIAL_TOKENS,
     check_exactness,
-    estimate_padding,
-    has_groups,
     measure_exactness,
 )
 from outrider.models.tuning.measure.overlap import ALONE, Contention, measure_contention, pays
@@ -16,8 +14,6 @@ __all__ = [
     "TRIAL_TOKENS",
     "Contention",
     "check_exactness",
-    "estimate_padding",
-    "has_groups",
     "measure_contention",
     "measure_exactness",
     "pays",

@@ -19,8 +19,6 @@ from outrider.types import Backend, Chunk, Exactness, PaddedBackend, Rounding, R
 ROWS = (*range(1, 18), 20, 23, 24, 31, 32)
 _SQUARE = [(rows, rows) for rows in ROWS]  # calls of as many rows of logits
 _ANSWER_ROWS = (1, 2, 8)  # numbers of rows whose bits differ if any padding is needed
-_ESTIMATED = (1, 2, 3, 4, 5, 6, 8)  # numbers of rows that tell about the least padding
-_PROBED = (1, 2, 3, 4, 8, 16, 32)  # numbers of rows that tell two settings' groups apart
 _LOGITS_ROWS = (1, 2, 3, 4, 5, 8, 16)  # numbers of rows of logits
 _BEFORE = 190  # tokens of context before these rows; several blocks, and not a multiple of one
 TRIAL_CONTEXT = 210  # tokens that are read in several ways
@@ -31,13 +29,12 @@ _MULTIPLES = (8, 16, 32)
 _PIECE_ROWS = range(64, 209, 16)  # numbers of rows in calls with a piece of a prompt
 
 
-def measure_exactness(backend: PaddedBackend, known: Exactness | None = None) -> Exactness:
+def measure_exactness(backend: PaddedBackend) -> Exactness:
     """Find the least padding with which rows have the same bits in any batch. If there is none, measure differences.
 
     First, numbers of rows are sorted into groups whose rows have the same bits. Then each padding that would bring all
     calls into one group is tried, the cheapest first: on prompts in pieces, cached prefixes, several sequences and
-    rejected drafts. Takes about 150 calls. The backend's cache must be allocated and empty. known: that of a similar
-    model, whose padding is tried before all others.
+    rejected drafts. Takes about 150 calls. The backend's cache must be allocated and empty.
     """
     backend.use(Exactness())
     context = min(TRIAL_CONTEXT, longest_context(backend, backend.max_tokens))
@@ -45,10 +42,6 @@ def measure_exactness(backend: PaddedBackend, known: Exactness | None = None) ->
         return Exactness()
     if backend.capabilities.fixed:  # all its calls have the same number of rows
         return Exactness(differences=_try(backend, Exactness(), context))
-    if known is not None and known.holds:
-        differences = _try(backend, known, context)
-        if not any(differences.values()):
-            return Exactness(known.groups, known.rule, differences)
     groups = tuple(_groups(backend, _SQUARE))
     most = _most_rows(backend) if backend.can_divide else 0
     for padding in _rules(backend, groups):
@@ -68,34 +61,6 @@ def check_exactness(backend: PaddedBackend, made: dict[str, float] | None = None
     """
     context = min(TRIAL_CONTEXT, longest_context(backend, backend.max_tokens))
     return {} if context < _LEAST_CONTEXT else compare_quickly(backend, context, made)
-
-
-def estimate_padding(backend: PaddedBackend) -> Exactness:
-    """About the padding that `measure_exactness` finds, from a few calls: enough for times, not for texts."""
-
-    def least(exactness: Exactness) -> int | None:
-        backend.use(exactness)
-        return _least(_groups(backend, [(rows, rows) for rows in _ESTIMATED]))
-
-    needed = least(Exactness())
-    if needed == 1:
-        return Exactness()
-    if needed is None:
-        return Exactness(rule=RowRule(call=Rounding(_MULTIPLES[0], _MULTIPLES[0])))
-    apart = Exactness(rule=RowRule(sequence=Rounding(2), apart=True))
-    if backend.can_pad_apart and least(apart) == 1:
-        return apart
-    return Exactness(rule=RowRule(sequence=Rounding(max(needed, 2))))
-
-
-def has_groups(backend: PaddedBackend, groups: Sequence[Sequence[int]]) -> bool:
-    """Whether a few numbers of rows agree in bits as in these groups, which were measured in another setting.
-
-    Two settings of one model with the same groups need the same padding.
-    """
-    backend.use(Exactness())
-    known = {tuple(rows for rows in group if rows in _PROBED) for group in groups}
-    return {*_groups(backend, [(rows, rows) for rows in _PROBED])} == known - {()}
 
 
 def _try(backend: PaddedBackend, exactness: Exactness, context: int) -> dict[str, float]:
