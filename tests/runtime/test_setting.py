@@ -206,6 +206,16 @@ def test_exactness_is_measured_of_settings_that_would_be_taken(
     assert search([part])[0] is None
 
 
+def test_the_first_setting_may_lose_more_and_others_as_much(
+    part: ModelSpec, processor: Callable[..., list[Setting]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is taken unasked, too."""
+    lost = {"f32": 3 * MAX_KL, "f16": 4 * MAX_KL, "bf16": 2 * MAX_KL}
+    monkeypatch.setattr(trials.Reference, "kl", lambda _, backend: lost[backend.precision])
+    processor(f32=Kind(SLOW), f16=Kind(FAST), bf16=Kind(FAST))
+    assert fastest(part).setting.precision == "bf16"
+
+
 def test_a_load_takes_the_first_setting_that_is_exact(
     part: ModelSpec, processor: Callable[..., list[Setting]], measured_of: list[str]
 ) -> None:

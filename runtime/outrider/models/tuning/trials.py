@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from outrider.types import CompiledModel
 
 # Nats: the mean over a text's tokens of KL(logits in f32 without dynamic quantisation ‖ logits). The loss of 8-bit
-# weights is of this size. Groups of 32 lose 0.001 to 0.003, of 128 0.004 to 0.008, of 512 0.022 to 0.027.
+# weights is of this size. Groups of 32 lose 0.001 to 0.003, of 128 0.004 to 0.01, of 512 0.022 to 0.027. The first
+# setting may lose more, as loads take it unasked, and others may lose as much.
 MAX_KL = 0.01
 
 # The calls that score a setting, as (tokens, context), and how often each is made. Main model: a prompt of 256 tokens
@@ -130,7 +131,7 @@ def _tried(spec: ModelSpec, setting: Setting, best: Trial | None, reference: Ref
         if not _gains(trial, best):
             return trial
         kl = reference.kl(backend) if reference else None
-        if kl is not None and not kl <= MAX_KL:  # it may be no number
+        if kl is not None and best is not None and not kl <= max(MAX_KL, best.kl or 0.0):  # it may be no number
             return dataclasses.replace(trial, kl=kl, verdict=f"too far from f32: a difference above {MAX_KL:g}")
         setting = dataclasses.replace(setting, exactness=_needed(spec, setting, backend))
         if spec.is_main and not setting.exactness.holds:
