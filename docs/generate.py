@@ -14,7 +14,6 @@ import inspect
 import json
 import re
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +128,8 @@ Published weights were run for {real}. Other checkpoints may differ from what wa
 ## File layouts
 
 The tests write the files of {num_layouts} published models (`tests/helpers/layouts.jsonl`), without weights. Tokenizers are
-compared with the `tokenizers` library, configurations with what Transformers reads in them.
-
-The plain installation: {layouts}.
+compared with the `tokenizers` library, configurations with what Transformers reads in them. Whether weights need `.[export]` says
+[the table above](#what-a-row-lacks).
 
 A chat template may be a text, a list with names ("default" is taken), or `chat_template.jinja`, which wins over the others.
 
@@ -350,8 +348,6 @@ def models_page() -> str:
         f"| `{'`, `'.join(names)}` | {rule} | {', '.join(sorted({PEERS[name] for name in names}))} |"
         for rule, names in of_rule.items()
     )
-    outcomes = Counter(map(_outcome_of, layouts.LAYOUTS.values()))
-    of_layouts = "; ".join(f"{number} {outcome}" for outcome, number in outcomes.most_common())
     as_llama = ("ministral", "mistral", "mixtral")  # whose GGUF files name the architecture so
     lists = {
         "with_torch": [name for name in ARCHITECTURES if name not in ARCHS],
@@ -367,7 +363,6 @@ def models_page() -> str:
         + "\n"
         + MODELS_TAIL.format(
             refused=refused,
-            layouts=of_layouts,
             num_layouts=len(layouts.LAYOUTS),
             calculated=_sizes(),
             real=real,
@@ -405,19 +400,6 @@ def _layouts() -> Any:
     if helpers not in sys.path:
         sys.path.append(helpers)
     return importlib.import_module("layouts")
-
-
-def _outcome_of(layout: Any) -> str:
-    """What the plain installation makes of a layout."""
-    if not layout.refused:
-        return "exported"
-    if "cannot be exported" in layout.refused:
-        return "refused by name: its attention"
-    if layout.files != "json":
-        return "refused by name: its tokenizer has to be saved as `tokenizer.json` first"
-    is_foreign = "auto_map" in layout.changes and layout.config not in ARCHITECTURES
-    code = " and `--trust-remote-code`" if is_foreign else ""
-    return f"tokenizer converted; weights need `.[export]`{code}"
 
 
 def api_page() -> str:
