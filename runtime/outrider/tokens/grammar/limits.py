@@ -38,8 +38,8 @@ class GrammarLimits:
 
     compile_seconds: float = 10.0
     compile_memory: int = 128 << 20
-    mask_seconds: float = 0.1
-    answer_seconds: float = 10.0
+    mask_seconds: float = 0.25
+    answer_seconds: float = 30.0
 
 
 def check_length(num_characters: int) -> None:
