@@ -78,7 +78,7 @@ def test_the_wheel_runs_in_a_clean_environment(version: str, built: dict[str, Pa
         pytest.skip(f"there is no Python {version}")
     subprocess.run([python, "-m", "venv", tmp_path], check=True)
     programs = tmp_path / ("Scripts" if sys.platform == "win32" else "bin")
-    pip = [programs / "python", "-m", "pip", "install", "-q", f"{built['wheel']}[cli]"]
+    pip = [str(programs / "python"), "-m", "pip", "install", "-q", f"{built['wheel']}[cli]"]
     done = subprocess.run(pip, capture_output=True, text=True, check=False)
     if "Could not find a version" in done.stderr or "Connection" in done.stderr:
         pytest.skip("no package index is reached")
