@@ -161,7 +161,7 @@ each token of a call, and Outrider continues from the state after the last accep
 | GGUF files of Granite 4.0 with attention in all layers | name the architecture `granite` |
 
 A call of 8 rows takes 1.2 (LFM2.5-1.2B), 1.6 (Granite-4.0-H-1B) or 2.5 (Qwen3.5-0.8B) times as long as one of one row, with 0.2, 58.5 and
-20.6 MB for a row of states (`python bench/scripts/hybrid_costs.py FOLDER TOKENIZER`).
+20.6 MB for a row of states.
 [Benchmarks](benchmarks.md#models-with-states) compares plain decoding with openvino-genai's.
 
 ## Models that read images, as text models

@@ -106,7 +106,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("tiny")
     write_checkpoint(root / "checkpoint")
     write_gguf(root / "tiny.gguf", root / "checkpoint", "Q4_1", "qwen2", {})
-    return export_bundle(root / "tiny.gguf", output=root / "bundle", weights="keep").folder
+    return export_bundle(root / "tiny.gguf", output=root / "bundle", weights="int4").folder
 
 
 @pytest.fixture(scope="session")
@@ -115,7 +115,7 @@ def tiny_pair(tiny: Path) -> Path:
     from outrider_export import export_bundle
 
     file = tiny.with_name("tiny.gguf")
-    return export_bundle(file, file, output=tiny.with_name("pair"), weights="keep", draft_weights="keep").folder
+    return export_bundle(file, file, output=tiny.with_name("pair"), weights="int4", draft_weights="int4").folder
 
 
 @pytest.fixture(scope="session", params=["tiny", pytest.param("smollm2", marks=pytest.mark.slow)])
@@ -155,7 +155,7 @@ def smollm2_pair(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
     checkpoint = smollm2.parents[1] / FILE
     output = tmp_path_factory.mktemp("pair") / "bundle"
-    return export_bundle(checkpoint, checkpoint, output=output, weights="keep", draft_weights="keep").folder
+    return export_bundle(checkpoint, checkpoint, output=output, weights="int4", draft_weights="int4").folder
 
 
 @pytest.fixture(scope="session")

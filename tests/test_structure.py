@@ -339,23 +339,22 @@ def test_ablations_find_their_places() -> None:
 
 
 # Lines of Python. A number is raised only in the commit that says why, and what was removed instead.
-MOST_LINES = {"runtime": 49_800, "export": 24_700, "bench": 7_810, "tests": 52_860}
+MOST_LINES = {"runtime": 49_750, "export": 23_900, "bench": 6_300, "tests": 52_650}
 # What is longer than the rules for all others: 400 lines a file, 60 a function, 16 fields a class. Entries leave.
-LONG_FILES: dict[str, int] = {"archs.py": 594, "chunk_files.py": 401, "weights.py": 417}
+LONG_FILES: dict[str, int] = {"archs.py": 594, "chunk_files.py": 401, "weights.py": 416}
 LONG_FUNCTIONS: dict[str, int] = {
-    "_convert": 65,
     "_decoder": 93,
     "answer": 66,
     "assemble": 94,
-    "bench": 84,
-    "config_of": 90,
+    "bench": 71,
+    "config_of": 75,
     "generate": 68,
     "openvino_toy": 75,
     "save_toy_bundle": 92,
-    "serve": 78,
+    "serve": 77,
     "tune": 81,
     "verify": 96,
-    "write_head": 69,
+    "write_head": 65,
 }
 MANY_FIELDS: dict[str, int] = {
     "ChatRequest": 19,

@@ -10,9 +10,7 @@
 
 Besides::
 
-    adapters.py    each drafter with an adapter of the main model, and without
-    conversations.py  the prefix cache in conversations, and its memory
     layers.py      layers that a drafter made of the main model's own can do without
-    traces/        pictures and summaries of traces
+    timeline.py    where the time of a trace went
     verify/        the certificate: whether the promises hold on this device
 """

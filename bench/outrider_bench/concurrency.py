@@ -35,7 +35,7 @@ from outrider_bench.modes.peers.check import default_precision, precisions_of
 from outrider_bench.modes.peers.known import FASTEST, PEERS
 from outrider_bench.modes.setup import Setup
 from outrider_bench.prompts import BenchPrompt, encode_prompts
-from outrider_bench.report.spread import median_and_range, median_ratio, ratio_interval
+from outrider_bench.report.summary import median_and_range, median_ratio, ratio_interval
 from outrider_bench.runs.workers import RemoteMode, RunFailed, start_workers
 
 WARM_UP_TOKENS = 8

@@ -11,7 +11,6 @@ as it would have been, from the first shard that is not there.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import json
@@ -31,12 +30,11 @@ from outrider.bundle import Bundle
 from outrider.config import DeviceConfig
 from outrider.errors import ExportError, RequestError
 from outrider.inputs.text import Tokenizer
-from outrider.system.files import reading
-from outrider_distill.data import NUM_TAPS, bytes_per_token, feature_names, find_shards
+from outrider.system.files import reading, write_whole
+from outrider_distill.data import Conversation, Shard, bytes_per_token, feature_names, find_shards
 from outrider_distill.gpu_writer import open_writer
 from outrider_distill.prompts import DistillPrompt, Filter, is_refusal, make_follow_ups, make_prompts
-from outrider_distill.recipe import LEAST_ANSWER, USUAL_PROMPT, DataRecipe, Recipe, read_stored, write_stored
-from outrider_distill.shards import Conversation, Shard
+from outrider_distill.recipe import LEAST_ANSWER, USUAL_PROMPT, Recipe
 from outrider_distill.texts import DistillText, WritingTask, is_loop
 
 TEMPERATURE = 0.7  # of every second answer; the others are greedy
@@ -45,6 +43,7 @@ _BEGINNING = 40  # tokens of an answer that are looked at for a refusal
 _TURNS = 4  # least conversations of a shard for each place in the batch, which is not full at the shard's end
 _NUMBERS = 1 << 20  # of texts that one shard may write
 _TELL = 1.0  # seconds
+_BATCH_SIZE = "batch_size"  # a file: all shards are written in batches of the size that was chosen at first
 _MIN_ANSWERS = 8  # answers, whose mean length says little of the others'
 
 
@@ -90,11 +89,20 @@ def write_data(
     way is lost. batch_size, memory, device: see `open_writer`.
 
     Raises:
-        ExportError: when the folder has the data of another recipe, the disk is full, nothing is left to ask or no
+        ExportError: when the disk is full, nothing is left to ask or no
             answer can be kept.
         BundleError, OptionError, DeviceError: as `outrider.load`.
     """
     return _Job(folder, bundle, recipe, (prompts, excluded), batch_size, memory, device, progress).run()
+
+
+def _stored_batch_size(folder: Path) -> int | None:
+    """The batch size that a folder's data is written with; None for a new folder."""
+    path = folder / _BATCH_SIZE
+    if not path.exists():
+        return None
+    with reading(str(path), "Name another folder.", ExportError):
+        return int(path.read_text(encoding="utf-8"))
 
 
 class _Job:
@@ -114,14 +122,12 @@ class _Job:
         self._folder, self._bundle, self._recipe, self._progress = folder, bundle, recipe, progress
         geometry = bundle.manifest.main.geometry
         self._hidden_size = geometry.hidden_size
-        stored = DataRecipe.of(bundle, recipe, *prompts)
-        before = read_stored(folder)
-        self._stored = before.continued(stored, folder) if before else stored
+        self._batch_size = batch_size or _stored_batch_size(folder)
         self._options: dict[str, Any] = {
-            "features": feature_names(self._stored.needs, geometry.num_layers),
+            "features": feature_names(recipe.needs, geometry.num_layers),
             "max_new_tokens": recipe.max_new_tokens,
-            "batch_size": batch_size or self._stored.batch_size or None,
-            "max_batch_size": self._stored.shard_size // _TURNS,
+            "batch_size": self._batch_size,
+            "max_batch_size": recipe.shard_size // _TURNS,
             "memory": memory,
             "device": device,
         }
@@ -143,7 +149,7 @@ class _Job:
         while self._num_tokens < self._recipe.num_tokens:
             index = len(find_shards(self._folder))
             self._check_disk()
-            with Shard(self._folder, index, self._stored.needs, self._hidden_size) as shard:
+            with Shard(self._folder, index, self._recipe.needs, self._hidden_size) as shard:
                 self._fill(shard, index)
             self._kept, self._ended = _Kept(), _Ended()
             self._count(shard.path)
@@ -152,8 +158,10 @@ class _Job:
     def _open(self) -> None:
         """Open the main model. All shards are written in batches of the size that was chosen at first."""
         self._writer = open_writer(self._bundle, **self._options)
-        self._stored = dataclasses.replace(self._stored, batch_size=self._writer.batch_size)
-        write_stored(self._folder, self._stored)
+        self._batch_size = self._writer.batch_size
+        with reading(str(self._folder), "Name another folder.", ExportError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_whole(self._folder / _BATCH_SIZE, str(self._batch_size).encode())
 
     @property
     def _state(self) -> DataProgress:
@@ -172,7 +180,7 @@ class _Job:
             seconds,
             left,
             bool(self._ended.num_asked),
-            self._stored.batch_size,
+            self._batch_size or 0,
             dict(sorted((self._removed + self._kept.removed).items())),
         )
 
@@ -213,14 +221,13 @@ class _Job:
             "top_ids": text.top_ids,
             "top_probs": text.top_probs,
         }
-        if text.features is not None:  # taps come before the last hidden state; see `feature_names`
-            width = NUM_TAPS * self._hidden_size if "taps" in self._stored.needs else 0
-            rows |= {"taps": text.features[:, :width], "last": text.features[:, width:]}
+        if text.features is not None:
+            rows["taps"] = text.features
         return Conversation(prompt.content, prompt.source, greedy, rows)
 
     def _asked(self, index: int) -> list[tuple[DistillPrompt, list[int]]]:
         """A shard's prompts in the order in which they are asked, with their token ids."""
-        size, seed = self._stored.shard_size, self._recipe.seed
+        size, seed = self._recipe.shard_size, self._recipe.seed
         generator = np.random.default_rng((seed, index))
         can_make = self._writer.tokenizer.has_chat_template
         count = round(size * self._recipe.user_share) if can_make else size
@@ -273,8 +280,8 @@ class _Job:
 
     def _check_disk(self) -> None:
         """Raise if the next shard may not fit on the disk."""
-        tokens = self._stored.shard_size * (USUAL_PROMPT + self._recipe.max_new_tokens)
-        wanted = tokens * bytes_per_token(self._hidden_size, self._stored.needs)
+        tokens = self._recipe.shard_size * (USUAL_PROMPT + self._recipe.max_new_tokens)
+        wanted = tokens * bytes_per_token(self._hidden_size, self._recipe.needs)
         if (free := shutil.disk_usage(self._folder).free) < wanted:
             raise ExportError(
                 f"{self._folder} has {free / 1e9:.2f} GB of disk space left; the next shard may need "

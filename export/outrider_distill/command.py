@@ -24,7 +24,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="KIND",
     default="auto",
     show_default=True,
-    help="eagle3, medusa, draft, or auto: the kind that gains most in the remaining hours.",
+    help="eagle3, draft, or auto: the kind that gains most in the remaining hours.",
 )
 @click.option("--from", "source", metavar="DRAFTER", help="Draft model to take layers out of, or a head to train on.")
 @click.option("--layers", "num_layers", type=int, metavar="N", help="How many of the draft model's layers to keep.")

@@ -14,32 +14,37 @@ after the other,
     top_ids.npy    int32   [T, 32]     the likeliest tokens after token t at temperature 1, descending; -1 beyond those
     top_probs.npy  float16 [T, 32]     their probabilities; 0 where token t + 1 is not of an answer
     taps.npy       float16 [T, 3 * h]  if needed: the hidden states that EAGLE-3 and block drafters read (`tap_names`)
-    last.npy       float16 [T, h]      if needed: the last hidden state, which the output matrix reads
     prompts.jsonl  a line for each conversation: {"prompt": text or messages, "source": "user" or "model"}
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import json
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import ExportError, nearest
-from outrider.models.backends.taps import LAST, after_layers
-from outrider_distill.rows import NUM_KEPT
+from outrider.models.backends.taps import after_layers
+from outrider.system.files import why
+from outrider_distill.texts import NUM_KEPT
 
 HELD_OUT = 20  # every 20th conversation is never trained on
 NUM_TAPS = 3
 _LEAST_LAYERS = 6
-_NEEDS = {"eagle3": {"taps"}, "medusa": {"last"}, "draft": set[str](), "auto": {"taps", "last"}}
+_NEEDS = {"eagle3": {"taps"}, "draft": set[str](), "auto": {"taps"}}
 _SPREAD = 20  # tokens: of the noise by which lengths are sorted
 
 
 def needs_of(kind: str) -> set[str]:
-    """What shards must have for a kind of drafter besides tokens: "taps", "last", both or none.
+    """What shards must have for a kind of drafter besides tokens: "taps", or nothing.
 
     Raises:
         ExportError: for an unknown kind.
@@ -60,14 +65,14 @@ def tap_names(num_layers: int) -> tuple[str, ...]:
     if num_layers < _LEAST_LAYERS:
         raise ExportError(
             f"The main model has {num_layers} layers; hidden states of layers 2, n/2 and n - 3 need at least "
-            f"{_LEAST_LAYERS}. Choose a kind that reads none: medusa or draft."
+            f"{_LEAST_LAYERS}. Choose a kind that reads none: draft."
         )
     return tuple(map(after_layers, (2, num_layers // 2, num_layers - 3)))
 
 
 def feature_names(needs: Collection[str], num_layers: int) -> tuple[str, ...]:
-    """The main model's hidden states for shards with these needs, in their order: taps before the last one."""
-    return (tap_names(num_layers) if "taps" in needs else ()) + ((LAST,) if "last" in needs else ())
+    """The main model's hidden states for shards with these needs, in their order."""
+    return tap_names(num_layers) if "taps" in needs else ()
 
 
 def columns(needs: Collection[str], hidden_size: int) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
@@ -78,8 +83,6 @@ def columns(needs: Collection[str], hidden_size: int) -> dict[str, tuple[np.dtyp
     }  # fmt: skip
     if "taps" in needs:
         found["taps"] = np.float16, (NUM_TAPS * hidden_size,)
-    if "last" in needs:
-        found["last"] = np.float16, (hidden_size,)
     return {name: (np.dtype(kind), shape) for name, (kind, shape) in found.items()}
 
 
@@ -89,12 +92,11 @@ def bytes_per_token(hidden_size: int, needs: Collection[str]) -> int:
 
 
 class TrainingBatch(NamedTuple):
-    """Conversations side by side, as torch tensors, padded on the right. taps and last: None if shards have none."""
+    """Conversations side by side, as torch tensors, padded on the right. taps: None if shards have none."""
 
     token_ids: Any  # int64 [rows, tokens]
     answer: Any  # bool [rows, tokens]: whether the main model wrote the token
     taps: Any  # float32 [rows, tokens, 3 * h]
-    last: Any  # float32 [rows, tokens, h]
     top_ids: Any  # int64 [rows, tokens, 32]; padding is -1
     top_probs: Any  # float32 [rows, tokens, 32]
 
@@ -124,7 +126,7 @@ class Data:
         ]
         self.num_tokens = sum(len(shard["tokens"]) for shard in self._shards)
         self.num_answer_tokens = sum(int(shard["answer"].sum()) for shard in self._shards)
-        self.has_taps, self.has_last = "taps" in names, "last" in names
+        self.has_taps = "taps" in names
 
     @property
     def num_conversations(self) -> int:
@@ -134,8 +136,6 @@ class Data:
     @property
     def hidden_size(self) -> int:
         """Of the main model; 0 if there are no hidden states."""
-        if self.has_last:
-            return int(self._shards[0]["last"].shape[1])
         return int(self._shards[0]["taps"].shape[1]) // NUM_TAPS if self.has_taps else 0
 
     def counts(self, vocab_size: int) -> NDArray[np.int64]:
@@ -185,7 +185,6 @@ class Data:
             self._stack("tokens", conversations, np.int64),
             self._stack("answer", conversations, np.bool_),
             self._stack("taps", conversations, np.float32) if self.has_taps else None,
-            self._stack("last", conversations, np.float32) if self.has_last else None,
             self._stack("top_ids", conversations, np.int64, padding=-1),
             self._stack("top_probs", conversations, np.float32),
         )
@@ -218,7 +217,7 @@ class Data:
         return found
 
 
-_ARRAYS = ("tokens", "answer", "starts", "greedy", "top_ids", "top_probs", "taps", "last")
+_ARRAYS = ("tokens", "answer", "starts", "greedy", "top_ids", "top_probs", "taps")
 
 
 def find_shards(folder: Path) -> list[Path]:
@@ -231,3 +230,93 @@ def _open(shard: Path, names: Sequence[str]) -> dict[str, Any]:
         return {name: np.load(shard / f"{name}.npy", mmap_mode="r") for name in names}
     except (OSError, ValueError) as error:
         raise ExportError(f"{shard} is damaged: {error}. Delete it, and it is written again.") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation of T tokens. rows: the arrays with T rows by name, as in a shard; prompt, source: as asked."""
+
+    prompt: Any
+    source: str
+    greedy: bool
+    rows: Mapping[str, NDArray[Any]]
+
+
+class Shard:
+    """A shard that is being written: in a temporary folder, which becomes the shard when the block ends without error.
+
+    Conversations go to disk one by one, so that memory does not grow. removed: how many were left out, by reason.
+
+    Raises:
+        ExportError: when the folder cannot be written to, such as when the disk is full.
+    """
+
+    def __init__(self, folder: Path, index: int, needs: Collection[str], hidden_size: int) -> None:
+        self.path = folder / f"shard-{index:05}"
+        self.removed: Mapping[str, int] = {}
+        self._columns = columns(needs, hidden_size)
+        self._made = folder / f"unfinished-{index:05}"
+        self._files: dict[str, BinaryIO] = {}
+        self._starts, self._greedy, self._prompts = [0], list[bool](), list[str]()
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        try:
+            shutil.rmtree(self._made, ignore_errors=True)
+            self._made.mkdir(parents=True)
+            for name in self._columns:
+                self._files[name] = self._open.enter_context((self._made / f"{name}.npy").open("wb"))
+                self._write_header(name, 0)
+        except OSError as error:
+            raise self._failed(error) from error
+        return self
+
+    def add(self, conversation: Conversation) -> None:
+        """Append a conversation."""
+        length = len(conversation.rows["tokens"])
+        try:
+            for name, (kind, shape) in self._columns.items():
+                rows = conversation.rows[name]
+                if rows.shape != (length, *shape):
+                    raise ValueError(f"{name} has the shape {rows.shape}, not {(length, *shape)}")
+                self._files[name].write(np.ascontiguousarray(rows, dtype=kind).data)
+        except OSError as error:
+            raise self._failed(error) from error
+        self._starts.append(self._starts[-1] + length)
+        self._greedy.append(conversation.greedy)
+        asked = {"prompt": conversation.prompt, "source": conversation.source}
+        self._prompts.append(json.dumps(asked, ensure_ascii=False))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            with self._open:
+                if kind is None:
+                    for name in self._columns:
+                        self._files[name].seek(0)
+                        self._write_header(name, self._starts[-1])
+            if kind is None:
+                self._finish()
+            else:
+                shutil.rmtree(self._made, ignore_errors=True)
+        except OSError as failure:
+            raise self._failed(failure) from failure
+
+    def _finish(self) -> None:
+        np.save(self._made / "starts.npy", np.array(self._starts, dtype=np.int64))
+        np.save(self._made / "greedy.npy", np.array(self._greedy, dtype=np.bool_))
+        (self._made / "prompts.jsonl").write_text("".join(f"{line}\n" for line in self._prompts), encoding="utf-8")
+        (self._made / "removed.json").write_text(json.dumps(self.removed, sort_keys=True), encoding="utf-8")
+        self._made.rename(self.path)
+
+    def _write_header(self, name: str, count: int) -> None:
+        """NumPy leaves room in headers for a larger first axis, so that its length can be written at the end."""
+        kind, shape = self._columns[name]
+        header = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": (count, *shape)}
+        np.lib.format.write_array_header_1_0(self._files[name], header)
+
+    def _failed(self, error: OSError) -> ExportError:
+        return ExportError(
+            f"{self.path} cannot be written: {why(error)}. Free some disk space, or name another folder."
+        )

@@ -23,8 +23,7 @@ from outrider.errors import DeviceError, OutriderError
 from outrider.models.backends.taps import LAST
 from outrider.types import Noise
 from outrider_distill.main_model import read_layers, read_teacher
-from outrider_distill.rows import LEAST, NUM_KEPT
-from outrider_distill.texts import DistillText, WritingTask
+from outrider_distill.texts import LEAST, NUM_KEPT, DistillText, WritingTask
 from outrider_distill.torch_main import TorchMain
 from outrider_distill.writer import LARGEST_HALF, MAX_PROMPT_TOKENS, TextWriter, Writer
 

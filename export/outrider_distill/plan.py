@@ -8,6 +8,7 @@ A plan is frozen in the work folder. Going on with other options is refused: hal
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 from dataclasses import asdict, dataclass
@@ -34,7 +35,7 @@ from outrider_export.heads.formats import read_head
 from outrider_export.progress import Progress, Silent
 from outrider_export.sources.source import fetch, locate
 
-KINDS = ("eagle3", "medusa", "draft")
+KINDS = ("eagle3", "draft")
 _ADAM = 16  # bytes a weight in training: itself, its gradient and two moments
 _CHECKPOINT = 16  # the same in a checkpoint: weights, moments, and the best weights so far
 _TRIAL_BYTES = 2_000_000_000  # bytes: activations, and what Python and torch take
@@ -92,6 +93,7 @@ class DistillPlan:
     """
 
     main: str
+    main_sha256: str | None  # of a bundle's files
     kind: str
     source: str | None
     num_layers: int | None
@@ -155,7 +157,7 @@ def make_the_plan(options: Options, progress: Progress | None = None) -> Distill
     Raises:
         ExportError: when the main model or a file of prompts cannot be read, does not fit, or the disk lacks room.
     """
-    geometry, size, is_bundle = _look_at(options.main, progress or Silent())
+    geometry, size, content = _look_at(options.main, progress or Silent())
     known = ARCHITECTURES.get(geometry.architecture)
     if known is not None and not known.features and options.kind != "draft":
         raise ExportError(
@@ -169,11 +171,12 @@ def make_the_plan(options: Options, progress: Progress | None = None) -> Distill
     per_token = bytes_per_token(geometry.hidden_size, options.needs)
     data = int(options.num_tokens * (1 + USUAL_PROMPT / USUAL_ANSWER) * per_token)
     weights = max(_num_weights(kind, geometry) for kind in options.kinds)
-    disk = data + weights * (_CHECKPOINT + 2) + (0 if is_bundle else 4 * size)
+    disk = data + weights * (_CHECKPOINT + 2) + (0 if content else 4 * size)
     matrices = 2 * 4 * geometry.logits_width * geometry.hidden_size
     memory = _TRIAL_BYTES + max(2 * size, matrices + weights * _ADAM)
     plan = DistillPlan(
         main=str(_resolved(options.main)),
+        main_sha256=content,
         kind=options.kind,
         source=None if options.source is None else str(_resolved(options.source)),
         num_layers=options.num_layers,
@@ -234,20 +237,21 @@ def parse_count(text: str) -> int:
     return int(float(found[1]) * {"": 1, "k": 1000, "m": 1_000_000}[found[2].lower()])
 
 
-def _look_at(main: str, progress: Progress) -> tuple[Geometry, int, bool]:
-    """A main model's shape, bytes of its files in a bundle, and whether it is one."""
+def _look_at(main: str, progress: Progress) -> tuple[Geometry, int, str | None]:
+    """A main model's shape, bytes of its files in a bundle, and their hash; None if it is none."""
     if (usable(user_path(main)) / MANIFEST_NAME).is_file():
         bundle = read_bundle(user_path(main))
         entry = bundle.manifest.main
         if entry.encoder is not None:
             raise ExportError(f"{main} has an encoder-decoder model, and drafters are made for decoders only.")
         check_format(bundle)
-        return entry.geometry, bundle.size_of(entry.folder), True
+        files = sorted(f"{each.path} {each.sha256}" for each in bundle.files_of(entry.folder))
+        return entry.geometry, bundle.size_of(entry.folder), hashlib.sha256("\n".join(files).encode()).hexdigest()
     source = fetch(locate(main), False, progress)
     plan = make_plan("main", source, "openvino", DEFAULT_WEIGHTS["main"])
     if plan.encoder is not None:
         raise ExportError(f"{main} is an encoder-decoder model, and drafters are made for decoders only.")
-    return plan.geometry, plan.num_weights, False
+    return plan.geometry, plan.num_weights, None
 
 
 def _check_head(kind: str, folder: Path, geometry: Geometry) -> None:
@@ -270,7 +274,6 @@ def _num_weights(kind: str, geometry: Geometry) -> int:
     layer = 16 * hidden * hidden  # attention, and a gated MLP
     return {
         "eagle3": layer + 7 * hidden * hidden + matrix,
-        "medusa": 4 * (hidden * hidden + matrix),
         "draft": geometry.num_layers * layer // 2,
     }[kind]
 

@@ -34,11 +34,10 @@ from outrider_distill.data import Data
 from outrider_distill.gpu_writer import gpu_speed
 from outrider_distill.plan import DistillPlan, Options, check_options, freeze, make_the_plan
 from outrider_distill.prediction import SHARE, DistillTrial, choose, shortfall, table, writing_speed
-from outrider_distill.progress import Live
+from outrider_distill.progress import Live, Stopping, signals_elsewhere
 from outrider_distill.prompts import read_prompts, texts_in
 from outrider_distill.recipe import Recipe
 from outrider_distill.start import Drafters
-from outrider_distill.stopping import Stopping, signals_elsewhere
 from outrider_distill.train.fit import FURTHER_RATE, Stopped, Training, fit, num_batches
 from outrider_export.bundles.drafters import add_drafter
 from outrider_export.bundles.export import export_bundle

@@ -7,7 +7,7 @@
 A model is a Hugging Face hub id, a local checkpoint folder, or a .gguf file. Main models get int8 weights unless
 `weights` says otherwise (int8, int4, fp16, fp32), draft models int4. Llama-like models are converted by
 `outrider_export.direct`; others need the packages of `pip install "outrider[export]"`. GGUF files are dequantised for
-it. `weights="keep"` leaves a GGUF file's weights unconverted, if openvino-genai's reader knows its quantisation.
+it.
 `format="onnx"` makes models for ONNX Runtime (`pip install "outrider[onnx]"`; int8, int4, fp32).
 `draft_format` gives the draft model another format.
 With `draft_vocab` the draft model proposes only its most useful tokens; see `outrider_export.diet`. `import_bundle`

@@ -192,13 +192,6 @@ def test_models_with_states_take_no_adapters_by_request(tmp_path: Path) -> None:
         add_adapter(bundle.folder, adapter)
 
 
-def test_kept_weights_are_not_merged_into(tmp_path: Path) -> None:
-    adapter = write_adapter(tmp_path / "adapter", SHAPE)
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    with pytest.raises(OptionError, match="weights='keep' leaves them as they are"):
-        export_bundle(tmp_path / "model.gguf", output=tmp_path / "out", weights="keep", adapter=adapter)
-
-
 def rows_of(bundle: Bundle, adapter: str | None = None) -> np.ndarray:
     """The main model's logits in f32, float32 [n, vocab]."""
     main = bundle.manifest.main

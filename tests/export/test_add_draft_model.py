@@ -70,7 +70,6 @@ def test_what_does_not_fit_is_refused_and_nothing_changes(
     cases: list[tuple[Path, dict[str, Any], type[Exception], str]] = [
         (other, {}, VocabularyMismatch, "has another vocabulary than .* Export both together: outrider export"),
         (tied, {"weights": "int3"}, OptionError, "weights='int3' is not a weight format"),
-        (tied, {"weights": "keep"}, OptionError, "'keep' is for GGUF files"),
         (tied, {"draft_vocab": 2}, OptionError, "draft_vocab=2 leaves no room for text"),
         (tied, {"name": "auto"}, OptionError, "name='auto' cannot be a drafter's"),
         (empty, {}, ExportError, "empty"),
@@ -86,7 +85,6 @@ def test_what_does_not_fit_is_refused_and_nothing_changes(
     ({"architectures": ["Qwen2ForCausalLM"]}, True),
     ({"architectures": ["LlamaForCausalLMEagle3"]}, False),
     ({"architectures": ["GPT2LMHeadModel"]}, True),
-    ({"architectures": ["LlamaForCausalLM"], "medusa_num_heads": 3}, False),
     ({"architectures": ["BertModel"]}, False),
     ({}, False),
 ])  # fmt: skip

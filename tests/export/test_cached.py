@@ -17,9 +17,7 @@ import pytest
 
 import outrider
 from exports import Recorder
-from in_process import run_here
 from outrider.bundle import Bundle, read_bundle
-from outrider.bundle.hashes import sha256_of
 from outrider.cli import run
 from outrider.cli.serve import name_bundles
 from outrider.engine import joining
@@ -52,30 +50,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         write_checkpoint(root / f"checkpoint-{seed}", seed)
         write_gguf(root / f"model-{seed}.gguf", root / f"checkpoint-{seed}", "Q4_1", "qwen2", {})
     return [root / f"model-{seed}.gguf" for seed in range(2)]
-
-
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kept")
-
-
-@pytest.fixture(autouse=True)
-def converted_once(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a file is converted to is copied when it comes again: what is tested is what the cache makes of it."""
-
-    def run_once(module: str, job: dict[str, Any], what: str, progress: Any) -> dict[str, Any]:
-        if module != "outrider_export.with_torch.keep":
-            return run_here(module, job, what, progress)
-        made = kept / sha256_of(Path(job["gguf"]))
-        if made.exists():
-            progress.phase("convert")
-            shutil.copytree(made, job["output"])
-            return {}
-        done = run_here(module, job, what, progress)
-        shutil.copytree(job["output"], made)
-        return done
-
-    monkeypatch.setattr("outrider_export.bundles.convert_model.run_child", run_once)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from outrider_export.bundles import demo_model
 @pytest.fixture(scope="module")
 def bundle(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("cli") / "bundle"
-    assert run(["export", str(gguf_file), "--weights", "keep", "-o", str(output)]) == 0
+    assert run(["export", str(gguf_file), "--weights", "int4", "-o", str(output)]) == 0
     return output
 
 
@@ -35,12 +35,12 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_export_speaks_json(gguf_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kept = ["--weights", "keep", "--draft-weights", "keep"]
+    kept = ["--weights", "int4", "--draft-weights", "int4"]
     assert run(["export", str(gguf_file), "--draft", str(gguf_file), "-o", str(tmp_path / "b"), *kept, "--json"]) == 0
     printed = capsys.readouterr()
     answer = json.loads(printed.out)
     assert answer["bundle"] == str(tmp_path / "b")
-    assert answer["weights"] == {"main": "Q8_0", "draft": "Q8_0"}
+    assert answer["weights"] == {"main": "int4", "draft": "int4"}
     assert answer["bytes"] > 100_000
     assert printed.err == ""
 
@@ -98,7 +98,6 @@ def test_inspect_finds_a_changed_byte(bundle: Path, tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(("arguments", "code", "message"), [
     (["export", "nowhere.gguf"], 1, "There is no nowhere.gguf"),
     (["export", "FILE", "--weights", "int9"], 2, "weights='int9' is not a weight format. Did you mean 'int8'"),
-    (["export", "FOLDER", "--weights", "keep"], 2, "weights='keep' is for GGUF files; folder is none. Choose int8"),
     (["export", "FILE", "--draft", "./nowhere"], 1, "There is no ./nowhere"),
     (["export", "FILE", "--revision", "main"], 2, "is for hub ids"),
     (["export", "FILE", "-o", "FILE/bundle"], 1, "cannot be written"),

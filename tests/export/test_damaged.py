@@ -206,14 +206,13 @@ def test_numbers_of_a_sentencepiece_model_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "changes", "message"), [
-    ("eagle", {"head_dim": 2**40}, "has 4 heads of 1,099,511,627,776 numbers, and the drafter's weights have 64"),
+    ("mtp", {"head_dim": 2**40}, "has 4 heads of 1,099,511,627,776 numbers, and the drafter's weights have 64"),
     ("mtp", {"num_attention_heads": 0, "head_dim": 0}, "a value in it is not what it has to be"),
     ("eagle3", {"eagle_config": 5}, "a value in it is not what it has to be"),
     ("eagle3", {"transformer_layer_config": "x"}, "a value in it is not what it has to be"),
     ("dflash", {"dflash_config": [1]}, "a value in it is not what it has to be"),
-    ("medusa", {"medusa_num_heads": float("inf")}, "a value in it is not what it has to be"),
-    ("eagle", {"architectures": [["EagleLlamaForCausalLM"]]}, "is no drafter of a kind that is known"),
-    ("eagle", {"architectures": 5}, "is no drafter of a kind that is known"),
+    ("mtp", {"architectures": [["LlamaMTP"]]}, "is no drafter of a kind that is known"),
+    ("mtp", {"architectures": 5}, "is no drafter of a kind that is known"),
 ])  # fmt: skip
 def test_configurations_of_drafters_are_checked(
     tmp_path: Path, kind: str, changes: dict[str, Any], message: str

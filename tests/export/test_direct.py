@@ -36,7 +36,6 @@ from outrider_export.describe.plan import make_plan
 from outrider_export.direct import fp8
 from outrider_export.direct.arch import NotDirect
 from outrider_export.direct.archs import ARCHS
-from outrider_export.direct.blocks import MLP, MOE, Blocks, block_kinds
 from outrider_export.direct.codes import rounded
 from outrider_export.direct.convert import describe_layers, open_weights
 from outrider_export.direct.describe import describe
@@ -45,6 +44,7 @@ from outrider_export.direct.graph import build
 from outrider_export.direct.pack import matrices_of, pack
 from outrider_export.direct.rope import rope_of
 from outrider_export.direct.save import save
+from outrider_export.direct.sizes import MLP, MOE, Blocks, block_kinds
 from outrider_export.direct.weights import layer_name
 from outrider_export.heads.own import find_own
 from outrider_export.sources.gguf_reader import read_header

@@ -29,13 +29,12 @@ from outrider_distill.answers import DataProgress
 from outrider_distill.card import card, command, find_license
 from outrider_distill.plan import Options, check_options, freeze, make_the_plan, parse_count
 from outrider_distill.prediction import DistillTrial, choose, shortfall, table
-from outrider_distill.progress import Live
+from outrider_distill.progress import Live, Stopping, signals_elsewhere
 from outrider_distill.run import distill
-from outrider_distill.stopping import Stopping, signals_elsewhere
 from outrider_distill.train.fit import Stopped
 from outrider_distill.train.status import Evaluation, TrainingStatus
 
-OPTIONS = Options("main", Path("drafter"), kind="medusa", num_tokens=2000, hours=1.0)
+OPTIONS = Options("main", Path("drafter"), kind="draft", source="small", num_layers=2, num_tokens=2000, hours=1.0)
 
 
 @pytest.fixture
@@ -45,14 +44,14 @@ def options(tied: Path, tmp_path: Path) -> Options:
 
 
 @pytest.mark.parametrize(("changes", "said"), [
-    ({"kind": "medussa"}, "Did you mean 'medusa'"),
+    ({"kind": "eagle"}, "Did you mean 'eagle3'"),
     ({"num_tokens": 10}, "tokens=10 is too few"),
     ({"hours": 0.0}, "hours=0 is not above 0"),
     ({"disk_limit": -1.0}, "disk_limit=-1 GB is not above 0"),
-    ({"kind": "draft"}, "of the same vocabulary with --from"),
-    ({"source": "small", "num_layers": 2}, "--layers is for draft models, and kind='medusa' is a head"),
-    ({"kind": "auto", "source": "small"}, "--from and --layers go together"),
-    ({"kind": "draft", "source": "small", "num_layers": 0}, "layers=0 leaves no layer"),
+    ({"source": None}, "of the same vocabulary with --from"),
+    ({"kind": "eagle3"}, "--layers is for draft models, and kind='eagle3' is a head"),
+    ({"kind": "auto", "num_layers": None}, "--from and --layers go together"),
+    ({"num_layers": 0}, "layers=0 leaves no layer"),
 ])  # fmt: skip
 def test_wrong_options_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=re.escape(said)):
@@ -83,9 +82,9 @@ def test_tokens_are_read_as_people_write_them() -> None:
 def test_a_plan_says_what_it_takes(options: Options) -> None:
     check_options(options)
     said = " ".join(make_the_plan(options).lines())
-    assert re.search(r"kind medusa .* 2,000 tokens .*Disk: .* GB.*Memory: .* GB.*Time: up to 1 hours", said)
-    taps = make_the_plan(replace(options, kind="medusa", num_tokens=4000))
-    assert taps.bytes_of_data == 2 * make_the_plan(options).bytes_of_data
+    assert re.search(r"kind draft .* 2,000 tokens .*Disk: .* GB.*Memory: .* GB.*Time: up to 1 hours", said)
+    more = make_the_plan(replace(options, num_tokens=4000))
+    assert more.bytes_of_data == 2 * make_the_plan(options).bytes_of_data
 
 
 def test_a_plan_is_refused_where_the_disk_lacks_room(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +108,7 @@ def test_the_tokens_that_are_proposed_instead_do_fit(options: Options, monkeypat
 
 def test_too_few_layers_are_said_before_anything_is_written(options: Options) -> None:
     with pytest.raises(ExportError, match="The main model has 2 layers"):
-        make_the_plan(replace(options, kind="eagle3"))
+        make_the_plan(replace(options, kind="eagle3", source=None, num_layers=None))
 
 
 def test_a_frozen_plan_goes_on_with_the_same_options_only(options: Options) -> None:
@@ -120,6 +119,8 @@ def test_a_frozen_plan_goes_on_with_the_same_options_only(options: Options) -> N
         freeze(make_the_plan(replace(options, num_tokens=3000)), path)
     with pytest.raises(OptionError, match=r"seed=0, and this is 1"):
         freeze(make_the_plan(replace(options, seed=1)), path)
+    with pytest.raises(OptionError, match=r"was begun with main_sha256="):  # a bundle has other files now
+        freeze(replace(first, main_sha256="abc"), path)
     path.write_text("{", encoding="utf-8")
     with pytest.raises(ExportError, match="Delete the work folder"):
         freeze(first, path)
@@ -140,14 +141,14 @@ def trial(kind: str, speed_up: float, hours: float, acceptance: float = 0.5) -> 
 
 
 def test_the_kind_that_gains_most_in_the_hours_left_is_taken() -> None:
-    trials = [trial("eagle3", 1.5, 1.0), trial("medusa", 1.2, 0.2), trial("draft", 1.3, 1.0)]
+    trials = [trial("eagle3", 1.5, 1.0), trial("draft", 1.2, 0.2)]
     assert choose(trials, 10.0).kind == "eagle3"  # there is time for all data with each
-    assert choose(trials, 3.0).kind == "medusa"  # 0.2, against 0.3 · 0.5 and 0.3 · 0.3
+    assert choose(trials, 3.0).kind == "draft"  # 0.2, against 0.3 · 0.5
     rows = table(trials, 3.0)
-    assert [row[0] for row in rows if row[-1] == "taken"] == ["medusa"]
+    assert [row[0] for row in rows if row[-1] == "taken"] == ["draft"]
     assert rows[1] == ["eagle3", "50% 50% 50% 50%", "2", "1.50×", "1.00", "10.00 of 3.00", ""]
     # Where nothing gains yet, acceptance decides.
-    trials = [trial("eagle3", 1.0, 1.0, 0.3), trial("medusa", 1.0, 0.1, 0.2)]
+    trials = [trial("eagle3", 1.0, 1.0, 0.3), trial("draft", 1.0, 0.1, 0.2)]
     assert choose(trials, 10.0).kind == "eagle3"
 
 
@@ -155,7 +156,7 @@ def status(num_evaluations: int) -> TrainingStatus:
     evaluations = [
         Evaluation(10 * i, 1000 * i, 4.0 / i, [0.5, 0.1 * i], 1.5 + 0.1 * i) for i in range(1, num_evaluations + 1)
     ]
-    return TrainingStatus("medusa", 30, 60, 1, 3000, 1.25, 90.0, evaluations)
+    return TrainingStatus("eagle3", 30, 60, 1, 3000, 1.25, 90.0, evaluations)
 
 
 def logged(folder: Path) -> dict[str, list[float]]:
@@ -170,19 +171,19 @@ def test_lines_and_curves_show_acceptance_time_left_and_what_to_expect(tmp_path:
     lines: list[str] = []
     live = Live(tmp_path, ["A plan."], lines.append)
     live.costs = Costs(check=[10.0, 10.0, 10.0], draft=[1.0, 2.0])
-    live.stage("Training medusa")
+    live.stage("Training eagle3")
     for count in (1, 2, 3):
         live.stepped(status(count))
         live.evaluated(status(count))
     live.close()
     assert lines[0] == "A plan."
-    assert "Training medusa" in lines
+    assert "Training eagle3" in lines
     for part in ("30 of 60", "0:01:30", "acceptance by position 50% 30%", "1.250", "1.38× with 2 draft tokens"):
         assert part in lines[-1]
     curves = logged(tmp_path)
-    assert curves["medusa/tokens per round"] == pytest.approx([1.6, 1.7, 1.8])
-    assert curves["medusa/expected speed-up"][-1] == pytest.approx(1.375)
-    assert {"medusa/loss", "medusa/acceptance 1", "medusa/acceptance 2"} <= {*curves}
+    assert curves["eagle3/tokens per round"] == pytest.approx([1.6, 1.7, 1.8])
+    assert curves["eagle3/expected speed-up"][-1] == pytest.approx(1.375)
+    assert {"eagle3/loss", "eagle3/acceptance 1", "eagle3/acceptance 2"} <= {*curves}
 
 
 def written(num_tokens: int, seconds: float, **changes: Any) -> DataProgress:
@@ -263,7 +264,7 @@ def press_ctrl_c() -> None:
 
 
 TRAINING: dict[str, Any] = {
-    "recipe": "outrider distill main -o drafter", "kind": "medusa", "steps": 100, "hours": 0.5,
+    "recipe": "outrider distill main -o drafter", "kind": "eagle3", "steps": 100, "hours": 0.5,
     "main_model": {"id": "org/main", "revision": "abc", "weights": "int8", "license": "apache-2.0"},
     "prompts": {"file": "mine.txt", "license": "mit", "conversations": {"model": 30, "user": 10}},
     "hours_by_stage": {"data": 1.5, "training": 0.5}, "data_answer_tokens": 12_345, "trained_answer_tokens": 40_000,
@@ -278,7 +279,7 @@ def test_the_card_is_complete() -> None:
     assert 'license: "apache-2.0"' in front
     assert 'base_model: "org/main"' in front
     for part in (
-        "kind medusa for org/main", "revision abc", "License: apache-2.0", "12,345 tokens", "30 from the model",
+        "kind eagle3 for org/main", "revision abc", "License: apache-2.0", "12,345 tokens", "30 from the model",
         "10 from the user", "mine.txt. License: mit", "100 steps", "0.50 hours", "data 1.50 h", "1.34 × plain decoding",
         "| 61% | 42% |", "1.87", "outrider distill main -o drafter",
     ):  # fmt: skip
@@ -289,7 +290,7 @@ def test_the_recipe_has_names_and_no_paths(tied: Path, tmp_path: Path) -> None:
     asked = replace(OPTIONS, main=str(tied), output=tmp_path / "my drafter", prompts=tmp_path / "p.txt")
     found = command(asked)
     assert str(tmp_path) not in found
-    assert found.startswith("outrider distill tied -o 'my drafter' --kind medusa --tokens 2000 --hours 1 --seed 0")
+    assert found.startswith("outrider distill tied -o 'my drafter' --kind draft --tokens 2000 --hours 1 --seed 0")
     assert found.endswith("--prompts p.txt")
 
 
@@ -355,11 +356,11 @@ def test_a_draft_model_is_cut_healed_and_added(
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_a_drafter_is_made_stopped_and_gone_on_with_and_drafts_losslessly(
-    main_model: Path, prompts: Path, tmp_path: Path
+    main_model: Path, make_checkpoint: Any, prompts: Path, tmp_path: Path
 ) -> None:
     asked = Options(
-        str(main_model), tmp_path / "drafter", num_tokens=1500, hours=0.2, prompts=prompts, into=main_model,
-        main_license="mit", keep_work=True,
+        str(main_model), tmp_path / "drafter", source=str(make_checkpoint("six", num_hidden_layers=6, seed=3)),
+        num_layers=2, num_tokens=1500, hours=0.2, prompts=prompts, into=main_model, main_license="mit", keep_work=True,
     )  # fmt: skip
     # Lines of evaluations come between Ctrl-C's handlers of two stages.
     tell = StopAt("acceptance by position", "acceptance by position")
@@ -368,22 +369,25 @@ def test_a_drafter_is_made_stopped_and_gone_on_with_and_drafts_losslessly(
             distill(asked, tell=tell)
         assert not asked.output.exists()
     found = distill(asked, tell=tell)
-    assert found.kind in ("eagle3", "medusa")
-    assert {path.name for path in asked.output.iterdir()} == {
-        "README.md", "config.json", "model.safetensors", "training.json"
-    }  # fmt: skip
+    assert found.kind in ("eagle3", "draft")
     training = json.loads((asked.output / "training.json").read_text(encoding="utf-8"))
-    assert [each["kind"] for each in training["trials"]] == ["eagle3", "medusa"]
+    assert [each["kind"] for each in training["trials"]] == ["eagle3", "draft"]
     assert training["main_model"]["license"] == "mit"
     assert training["held_out_acceptance_by_place"]
     assert (tmp_path / "drafter.work").is_dir()
     check_answers(main_model, "Count from 3 to 12, please.", read_bundle(main_model).manifest.drafters[0].name)
 
-    begun = replace(asked, output=tmp_path / "further", source=str(asked.output), into=None, keep_work=False)
-    with pytest.raises(OptionError, match=f"is a head of kind {found.kind}, not"):
-        distill(replace(begun, kind=next(kind for kind in ("eagle3", "medusa") if kind != found.kind)))
-    further = distill(replace(begun, kind=found.kind)).report
-    assert further["started_from"] == "drafter"
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+def test_a_head_is_trained_further(main_model: Path, prompts: Path, tmp_path: Path) -> None:
+    asked = Options(str(main_model), tmp_path / "first", kind="eagle3", num_tokens=1500, hours=0.2, prompts=prompts)
+    distill(asked)
+    assert {path.name for path in asked.output.iterdir()} == {
+        "README.md", "config.json", "model.safetensors", "training.json"
+    }  # fmt: skip
+    further = distill(replace(asked, output=tmp_path / "further", source=str(asked.output))).report
+    assert further["started_from"] == "first"
     assert further["curve"][0]["step"] == 0  # what it begins with is evaluated, and kept if nothing is better
     assert further["held_out_tokens_per_round"] >= further["curve"][0]["tokens_per_round"]
 
@@ -460,14 +464,14 @@ def test_the_main_model_is_read_from_its_graph_as_it_is_in_the_checkpoint(
         assert all(np.allclose(each, other[name].detach(), atol=1e-3) for name, each in own.items())
 
 
-@pytest.mark.parametrize("kind", ["medusa", "auto"])
+@pytest.mark.parametrize("kind", ["eagle3", "auto"])
 def test_only_main_models_without_hidden_states_are_refused_heads(kind: str, tmp_path: Path) -> None:
     main = save_toy_bundle(tmp_path / "toy", states=True, padded=False)
-    asked = Options(str(main.folder), tmp_path / "out", kind="medusa")
-    assert make_the_plan(asked).kind == "medusa"
+    asked = Options(str(main.folder), tmp_path / "out", kind="draft", source="small", num_layers=2)
+    assert make_the_plan(asked).kind == "draft"
     geometry = msgspec.structs.replace(main.manifest.main.geometry, architecture="gpt2", num_layers=12, layer_states=())
     entry = msgspec.structs.replace(main.manifest.main, geometry=geometry)
     (main.folder / "outrider.json").unlink()
     write_manifest(main.folder, msgspec.structs.replace(main.manifest, main=entry, drafters=()))
     with pytest.raises(ExportError, match="architecture 'gpt2', whose hidden states are not found"):
-        make_the_plan(replace(asked, kind=kind))
+        make_the_plan(replace(asked, kind=kind, source=None, num_layers=None))

@@ -15,7 +15,7 @@ from outrider.errors import ExportError, OptionError
 from outrider.inputs.text import Tokenizer
 from outrider_distill import answers as answers_module
 from outrider_distill.answers import DataProgress, write_data
-from outrider_distill.data import Data, bytes_per_token, find_shards, needs_of
+from outrider_distill.data import Conversation, Data, Shard, bytes_per_token, find_shards, needs_of
 from outrider_distill.prompts import (
     MODEL,
     OPENINGS,
@@ -29,11 +29,10 @@ from outrider_distill.prompts import (
     texts_in,
 )
 from outrider_distill.recipe import Recipe
-from outrider_distill.shards import Conversation, Shard
 from outrider_distill.texts import DistillText
 from outrider_distill.writer import Writer
 
-RECIPE = Recipe(2500, frozenset({"taps", "last"}), seed=3, max_new_tokens=20, user_share=0.9)
+RECIPE = Recipe(2500, frozenset({"taps"}), seed=3, max_new_tokens=20, user_share=0.9)
 EXCLUDED = [DistillPrompt(each) for each in PROMPTS[10:40]]
 
 
@@ -78,12 +77,11 @@ def test_shards_have_what_they_promise(made: tuple[Path, DataProgress], data: Da
     assert progress.removed["duplicate prompt"] >= 5
     assert len(find_shards(folder)) == 3
     assert data.has_taps
-    assert data.has_last
     assert data.hidden_size == HIDDEN_SIZE
     size = sum(each.stat().st_size for each in folder.rglob("*.npy") if each.stem not in ("starts", "greedy"))
-    headers = 3 * 6 * 128
-    assert size == data.num_tokens * bytes_per_token(HIDDEN_SIZE, {"taps", "last"}) + headers
-    assert bytes_per_token(576, {"taps", "last"}) == 5 + 32 * 6 + 4 * 576 * 2
+    headers = 3 * 5 * 128
+    assert size == data.num_tokens * bytes_per_token(HIDDEN_SIZE, {"taps"}) + headers
+    assert bytes_per_token(576, {"taps"}) == 5 + 32 * 6 + 3 * 576 * 2
     assert bytes_per_token(576, ()) == 5 + 32 * 6
 
 
@@ -99,7 +97,7 @@ def test_a_batch_is_what_was_written(made: tuple[Path, DataProgress], data: Data
         predicting = batch.top_probs[row].sum(-1) > 0
         assert predicting[:-1].tolist() == batch.answer[row, 1:].tolist()
         assert batch.taps[row, :length].abs().sum(-1).min() > 0
-        assert not batch.last[row, length:].any()
+        assert not batch.taps[row, length:].any()
         begin = int(batch.answer[row].int().argmax())
         assert begin > 5
         assert asked[number]["source"] in (USER, MODEL)
@@ -240,34 +238,12 @@ def test_refusals_and_loops_are_removed_and_counted(
     assert progress.num_conversations == len(texts) - lost
     data = Data(tmp_path)
     assert not data.has_taps
-    assert not data.has_last
     assert data.read([0]).taps is None
-    assert data.read([0]).last is None
     assert data.hidden_size == 0
     monkeypatch.setattr(answers_module, "is_refusal", lambda _: True)
     with pytest.raises(ExportError, match=r"No answer of shard 0 can be kept \(.*refusal: \d+\)"):
         write(tmp_path / "none", bundle, recipe)
     assert not find_shards(tmp_path / "none")
-
-
-@pytest.mark.slow
-def test_other_data_is_not_gone_on_with(bundle: Bundle, made: tuple[Path, DataProgress], tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    shutil.copytree(made[0], folder)
-    with pytest.raises(ExportError, match=r"data with another seed \(3, now 4\)"):
-        write(folder, bundle, Recipe(2500, RECIPE.needs, seed=4, max_new_tokens=20, user_share=0.9))
-    with pytest.raises(ExportError, match="with another prompts"):
-        write_data(folder, bundle, RECIPE, prompts=[DistillPrompt("What is a fox?")], excluded=EXCLUDED)
-    (folder / "recipe.json").write_text("{", encoding="utf-8")
-    with pytest.raises(ExportError, match=r"recipe\.json cannot be read"):
-        write(folder, bundle)
-    (folder / "recipe.json").unlink()
-    with pytest.raises(ExportError, match=r"has shards and no recipe\.json"):
-        write(folder, bundle)
-    without = tmp_path / "without"
-    write(without, bundle, Recipe(200, frozenset({"last"}), seed=3, max_new_tokens=40, user_share=0.9))
-    with pytest.raises(ExportError, match="has data without taps"):
-        write(without, bundle, Recipe(200, RECIPE.needs, seed=3, max_new_tokens=40, user_share=0.9))
 
 
 def test_a_full_disk_is_said(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,20 +255,20 @@ def test_a_full_disk_is_said(bundle: Bundle, tmp_path: Path, monkeypatch: pytest
 def test_a_shard_that_fails_leaves_nothing(tmp_path: Path) -> None:
     rows: dict[str, Any] = {
         "tokens": np.arange(5), "answer": np.arange(5) > 2,
-        "top_ids": np.full((5, 32), -1), "top_probs": np.zeros((5, 32)), "last": np.ones((5, 4)),
+        "top_ids": np.full((5, 32), -1), "top_probs": np.zeros((5, 32)), "taps": np.ones((5, 12)),
     }  # fmt: skip
-    wrong = pytest.raises(ValueError, match=r"last has the shape \(5, 4\), not \(5, 8\)")
-    with wrong, Shard(tmp_path, 0, {"last"}, 8) as shard:
+    wrong = pytest.raises(ValueError, match=r"taps has the shape \(5, 12\), not \(5, 24\)")
+    with wrong, Shard(tmp_path, 0, {"taps"}, 8) as shard:
         shard.add(Conversation("a", USER, greedy=True, rows=rows))
     assert not [*tmp_path.iterdir()]
-    with Shard(tmp_path, 0, {"last"}, 4) as shard:
+    with Shard(tmp_path, 0, {"taps"}, 4) as shard:
         shard.add(Conversation("a", USER, greedy=True, rows=rows))
         shard.add(Conversation([{"role": "user", "content": "ä"}], USER, greedy=False, rows=rows))
         assert [each.name for each in tmp_path.iterdir()] == ["unfinished-00000"]
     data = Data(tmp_path)
     assert data.num_tokens == 10
     assert data.num_answer_tokens == 4
-    assert data.read([1]).last.shape == (1, 5, 4)
+    assert data.read([1]).taps.shape == (1, 5, 12)
     (tmp_path / "shard-00001").mkdir()
     with pytest.raises(ExportError, match=r"shard-00001 is damaged: .*Delete it"):
         Data(tmp_path)
@@ -305,11 +281,10 @@ def test_a_shard_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 def test_kinds_need_what_they_read() -> None:
     assert needs_of("eagle3") == {"taps"}
-    assert needs_of("medusa") == {"last"}
     assert needs_of("draft") == set()
-    assert needs_of("auto") == {"taps", "last"}
-    with pytest.raises(ExportError, match="Did you mean 'medusa'"):
-        needs_of("medussa")
+    assert needs_of("auto") == {"taps"}
+    with pytest.raises(ExportError, match="Did you mean 'eagle3'"):
+        needs_of("eagle")
 
 
 def test_prompts_are_read_from_files(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ from answering import HIDDEN_SIZE, NUM_LAYERS, PROMPTS, make_bundle
 from outrider.bundle import Bundle
 from outrider.config import DeviceConfig
 from outrider.errors import DeviceError, ExportError
+from outrider.models.backends.taps import LAST
 from outrider_distill import gpu_writer
 from outrider_distill.answers import write_data
-from outrider_distill.data import Data, feature_names, find_shards
+from outrider_distill.data import Data, find_shards, tap_names
 from outrider_distill.gpu_writer import GpuWriter, gpu_speed, open_writer
 from outrider_distill.prompts import DistillPrompt
 from outrider_distill.recipe import Recipe
@@ -24,7 +25,7 @@ from outrider_distill.train.fit import _tokens_in_batch
 from outrider_distill.writer import Writer
 
 MOST = 40
-FEATURES = feature_names({"taps", "last"}, NUM_LAYERS)
+FEATURES = (*tap_names(NUM_LAYERS), LAST)
 PRECISE = DeviceConfig(properties={"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"})  # as PyTorch calculates
 CPU: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
 
@@ -187,7 +188,7 @@ def test_training_takes_larger_batches_on_a_gpu(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.usefixtures("with_gpu")
 def test_training_data_is_the_same(bundle: Bundle, tmp_path: Path) -> None:
     """With prompts of the model's own, follow-ups, and a second shard. In f32 on both sides."""
-    recipe = Recipe(1600, frozenset({"taps", "last"}), seed=3, max_new_tokens=20)
+    recipe = Recipe(1600, frozenset({"taps"}), seed=3, max_new_tokens=20)
     prompts = [DistillPrompt(each) for each in PROMPTS]
     for name, device in (("gpu", None), ("openvino", PRECISE)):
         write_data(tmp_path / name, bundle, recipe, prompts=prompts, batch_size=8, device=device)

@@ -16,13 +16,12 @@ from outrider.config import DeviceConfig
 from outrider.errors import DeviceError, ExportError
 from outrider.models.backends.taps import LAST
 from outrider_distill import writer as writer_module
-from outrider_distill.data import feature_names, tap_names
-from outrider_distill.rows import NUM_KEPT, draw, likeliest, near_best
-from outrider_distill.texts import DistillText, WritingTask, is_loop
+from outrider_distill.data import tap_names
+from outrider_distill.texts import NUM_KEPT, DistillText, WritingTask, draw, is_loop, likeliest, near_best
 from outrider_distill.writer import Writer, _fastest
 
 MOST = 40
-FEATURES = feature_names({"taps", "last"}, NUM_LAYERS)
+FEATURES = (*tap_names(NUM_LAYERS), LAST)
 PRECISE = DeviceConfig(properties={"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"})  # as PyTorch calculates
 
 

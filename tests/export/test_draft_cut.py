@@ -16,7 +16,7 @@ from outrider_export.diet.draft_cut import AutomaticCut
 from outrider_export.diet.usual_tokens import read_texts, score_tokens, script_of
 from outrider_export.tokenizers.vocabulary import Vocabulary
 
-KEPT: dict[str, Any] = {"weights": "keep", "draft_weights": "keep"}
+KEPT: dict[str, Any] = {"weights": "int4", "draft_weights": "int4"}
 
 LATIN = [f"word{i}" for i in range(500)]
 HAN = [chr(0x4E00 + i) for i in range(100)]

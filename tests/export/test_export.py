@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 import exports
 from exports import logits_of_ir
 from outrider.bundle import Bundle, Format, read_bundle
-from outrider.errors import ExportError, OptionError
+from outrider.errors import ExportError
 from outrider_export import export_bundle
 from outrider_export.describe.plan import default_weights, make_plan
 from outrider_export.sources.gguf_reader import read_header
@@ -148,12 +148,12 @@ def logits_of_gguf(path: Path, checkpoint: Path, gguf_name: Callable[[str], str 
 def test_kept_weights_are_those_of_the_file(
     make_checkpoint: Any, make_gguf: Any, gguf_name: Any, tmp_path: Path, quantisation: str, tied: bool
 ) -> None:
-    """The minima that openvino-genai rounds are there again: rounded ones give 0.12."""
+    """Minima included: rounded ones give 0.12."""
     name = f"wide-{tied}"
     shape = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 4}
     checkpoint = make_checkpoint(name, tie_word_embeddings=tied, **shape)
     path = make_gguf(f"{name}-{quantisation}", checkpoint, quantisation=quantisation)
-    bundle = export_bundle(path, output=tmp_path / "bundle", weights="keep")
+    bundle = export_bundle(path, output=tmp_path / "bundle", weights="int4")
     expected = logits_of_gguf(path, checkpoint, gguf_name)
     found = logits_in(bundle, "main")
     error = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
@@ -161,7 +161,7 @@ def test_kept_weights_are_those_of_the_file(
 
 
 def test_gguf_is_dequantised(make_checkpoint: Any, make_gguf: Any, convert: Any) -> None:
-    """F32 to fp32 must be the torch model; Q5_0, which cannot be kept, to int4. Main untied, draft tied."""
+    """F32 to fp32 must be the torch model; Q5_0 to int4. Main untied, draft tied."""
     main = make_checkpoint("gguf-main", vocab_size=512, seed=3, tie_word_embeddings=False)
     draft = make_checkpoint("gguf-draft", vocab_size=448, seed=4)
     main_file, draft_file = make_gguf("exact", main, quantisation="F32"), make_gguf("five", draft, quantisation="Q5_0")
@@ -181,7 +181,7 @@ def test_gguf_and_checkpoint_of_one_family_fit(make_checkpoint: Any, make_gguf: 
     """[PADxxx] entries fill the GGUF's vocabulary and are not tokens."""
     path = make_gguf("padded", make_checkpoint("padded", vocab_size=512, seed=5), quantisation="Q8_0")
     assert len(read_header(path).metadata["tokenizer.ggml.tokens"]) == 512
-    bundle, _ = convert(path, tied, weights="keep")
+    bundle, _ = convert(path, tied, weights="int4")
     assert bundle.manifest.main.vocab_sha256 == bundle.manifest.drafters[0].model.vocab_sha256
 
 
@@ -189,11 +189,9 @@ def test_gguf_and_checkpoint_of_one_family_fit(make_checkpoint: Any, make_gguf: 
     ("main", "openvino", None, "int8"),
     ("draft", "openvino", None, "int8"),  # it is small
     ("main", "onnx", None, "int8"),
-    ("main", "openvino", "keep", "keep"),
-    ("draft", "openvino", "keep", "keep"),
     ("main", "openvino", "fp16", "fp16"),
 ])  # fmt: skip
-def test_gguf_files_are_converted_unless_they_are_to_be_kept(
+def test_gguf_files_have_the_weights_of_others(
     make_checkpoint: Any, make_gguf: Any, role: str, form: Format, weights: str | None, expected: str
 ) -> None:
     path = make_gguf("plain", make_checkpoint("plain"))
@@ -204,29 +202,6 @@ def test_draft_models_have_4_bits_unless_they_are_small() -> None:
     sizes = {"main": 10**9, "draft": 494_000_000, "draft ": 134_500_000}
     found = [default_weights(role.strip(), size) for role, size in sizes.items()]
     assert found == ["int8", "int4", "int8"]
-
-
-def test_keep_is_refused_where_it_cannot_be(make_checkpoint: Any, make_gguf: Any, tied: Path, tmp_path: Path) -> None:
-    path = make_gguf("five", make_checkpoint("gguf-draft", vocab_size=448, seed=4), quantisation="Q5_0")
-    with pytest.raises(ExportError, match=r"does not read its quantisation \(Q5_0\)\. Use --weights int8"):
-        export_bundle(path, output=tmp_path / "b", weights="keep")
-    with pytest.raises(ExportError, match=r"does not read its quantisation \(Q5_0\)\. Use --draft-weights int8"):
-        export_bundle(path, path, output=tmp_path / "b", draft_weights="keep")
-    for source in (tied, "org/never-fetched"):
-        with pytest.raises(OptionError, match="^weights='keep' is for GGUF files"):
-            export_bundle(source, output=tmp_path / "b", weights="keep")
-        with pytest.raises(OptionError, match="^draft_weights='keep' is for GGUF files"):
-            export_bundle(path, source, output=tmp_path / "b", draft_weights="keep")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_the_gguf_reader_would_read_wrongly_is_not_kept(
-    make_checkpoint: Any, make_gguf: Any, tmp_path: Path
-) -> None:
-    scaled = {"qwen2.rope.scaling.type": "yarn"}
-    path = make_gguf("scaled", make_checkpoint("plain"), metadata=scaled)
-    with pytest.raises(ExportError, match="ignores its RoPE scaling"):
-        export_bundle(path, output=tmp_path / "b", weights="keep")
 
 
 def test_without_the_extra_other_architectures_name_it(

@@ -79,7 +79,7 @@ def test_a_gguf_file_and_a_cut_output_matrix(
 ) -> None:
     main, draft = checkpoints
     path = make_gguf("fidelity", main, quantisation="Q4_1")
-    weights: dict[str, Any] = {"weights": "keep", "draft_weights": "fp32"}
+    weights: dict[str, Any] = {"weights": "int4", "draft_weights": "fp32"}
     bundle, _ = convert(path, draft, draft_vocab=200, **weights)
     assert bundle.manifest.drafters[0].num_proposed_tokens == 200
     both = ("--checks", "fidelity", "--prompts", prompts, "--against", path, "--draft-against", draft)

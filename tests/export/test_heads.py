@@ -31,7 +31,7 @@ from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule
 from outrider_export.bundles.drafters import add_drafter
 from qwen_module import qwen_module
 
-MODULES = ("eagle", "eagle3", "mtp", "mtp qwen", "mtp experts")
+MODULES = ("eagle3", "mtp", "mtp qwen", "mtp experts")
 RULES = {
     "any": RowRule(),
     "eights": RowRule(sequence=Rounding(8, 8), call=Rounding(8, 8)),
@@ -98,13 +98,6 @@ def norm(rows: Any, weight: Any) -> Any:
         return module(rows)
 
 
-def eagle(token_ids: Any, hidden: Any, shared: tuple[Any, Any]) -> tuple[Any, Any]:
-    weights, (embedding, matrix) = weights_of("eagle"), shared
-    both = torch.cat([embedding[token_ids], hidden], 1)
-    out = llama_layer("eagle", "layers.0.")(both @ weights["fc.weight"].T + weights["fc.bias"])
-    return (out @ matrix.T)[:, :TOKENS], out
-
-
 def mtp(token_ids: Any, hidden: Any, shared: tuple[Any, Any]) -> tuple[Any, Any]:
     weights, (embedding, matrix) = weights_of("mtp"), shared
     both = [
@@ -151,7 +144,7 @@ def eagle3(token_ids: Any, hidden: Any, shared: tuple[Any, Any], *, norm_first: 
     return logits[:, torch.tensor(order)], outs[0][0]
 
 
-REFERENCES = {"eagle": eagle, "eagle3": eagle3, "mtp": mtp, "mtp qwen": mtp_qwen, "mtp experts": mtp_experts}
+REFERENCES = {"eagle3": eagle3, "mtp": mtp, "mtp qwen": mtp_qwen, "mtp experts": mtp_experts}
 
 
 def module_case(kind: str, num_tokens: int = 45) -> tuple[Any, Any, Any]:
@@ -280,32 +273,9 @@ def test_dflash(bundle: Bundle, dflash: Any) -> None:
     check(rows_of_call(backend, chunk(again, 32, 45, blocks[2])), dflash(hidden, blocks[2]))
 
 
-def places(hidden: Any) -> Any:
-    """float32 [heads, proposed tokens]. hidden: float32 [1, hidden]."""
-    weights, logits = weights_of("medusa"), []
-    for i in range(NUM_PLACES):
-        linear = hidden @ weights[f"{i}.0.linear.weight"].T + weights[f"{i}.0.linear.bias"]
-        rows = hidden + torch.nn.functional.silu(linear)
-        logits.append((rows @ weights[f"{i}.1.weight"].T)[0, np.argsort(TOKEN_MAP)])
-    return torch.stack(logits)
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_places(count: int, bundle: Bundle) -> None:
-    """For one sequence, and for several in one call."""
-    backend, rng = load(bundle, "medusa"), np.random.default_rng(5)
-    hidden = rng.standard_normal((count, 64)).astype(np.float32)
-    slots = [backend.open(50) for _ in range(count)]
-    expected = [places(torch.tensor(hidden[i : i + 1])) for i in range(count)]
-    chunks = [Chunk(slot, [1], NUM_PLACES, hidden_states=row[None]) for slot, row in zip(slots, hidden, strict=True)]
-    check(rows_of_call(backend, *chunks), torch.cat(expected))
-
-
-@pytest.mark.fast_cases(1)
-@pytest.mark.parametrize("kind", ["eagle3", "medusa"])
-def test_proposed_tokens_are_in_order(kind: str, bundle: Bundle) -> None:
-    """Those of `d2t`, which has differences, or `token_map`, in whatever order they are published."""
-    entry = next(each for each in bundle.manifest.drafters if each.name == kind)
+def test_proposed_tokens_are_in_order(bundle: Bundle) -> None:
+    """Those of `d2t`, which has differences, in whatever order they are published."""
+    entry = next(each for each in bundle.manifest.drafters if each.name == "eagle3")
     proposed = bundle.read_proposed(entry)
     assert proposed.tolist() == sorted(TOKEN_MAP.tolist())
     row = Subset(proposed, TOKENS).widen(np.arange(len(TOKEN_MAP), dtype=np.float32))

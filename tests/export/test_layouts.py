@@ -77,9 +77,9 @@ def test_files_are_read(name: str, converted: Any, no_torch: None, tmp_path: Pat
     layout, folder = LAYOUTS[name], write_configs(LAYOUTS[name], tmp_path / name)
     if name not in DIRECT:
         with pytest.raises(ExportError, match=layout.refused or NEEDS.format(layout.needs_torch)):
-            check_route("main", locate(folder), "openvino", None)
+            check_route(locate(folder), "openvino")
     else:
-        check_route("main", locate(folder), "openvino", None)
+        check_route(locate(folder), "openvino")
         assert why_not_direct(name, None, read_config(folder), trust_remote_code=False) is None
     if "cannot be exported" not in layout.refused:
         config = read_config(folder)

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,12 +18,11 @@ from onnx_runs import run_onnx
 from outrider.bundle import Bundle
 from outrider.errors import ExportError, OptionError
 from outrider_export import export_bundle
-from outrider_export.diet.diet import put_on_diet
 from outrider_export.direct.convert import open_weights
 from outrider_export.direct.onnx_pack import OnnxMatrix
 from outrider_export.direct.weights import StoredMatrix
 from outrider_export.onnx.files import OnnxWeights, load
-from outrider_export.onnx.matrices import cut_output, dequantise, quantise
+from outrider_export.onnx.matrices import dequantise, quantise
 
 pytestmark = pytest.mark.children
 
@@ -186,67 +184,6 @@ def test_blocks_of_q4_0_stay_as_they_are(make_checkpoint: Any, make_gguf: Any, c
         assert np.array_equal(dequantise(weights, nodes[name]), given.matrix(name).read(slice(None)))
 
 
-# The cut output matrix
-
-
-@pytest.mark.parametrize("name", ["main", "draft"])
-@pytest.mark.parametrize("weights", ["pair", "exact"])
-def test_the_rows_left_are_the_same(
-    pair: tuple[Bundle, Any], exact: Bundle, tmp_path: Path, name: str, weights: str
-) -> None:
-    """Tied and untied, in 8 bits with and without zero points, and in float32; every token can still be read."""
-    bundle = pair[0] if weights == "pair" else exact
-    token_ids = np.array([3, 20, 21, 77, 300, 402], dtype=np.int32)
-    put_on_diet("onnx", bundle.folder / name, tmp_path / "cut", token_ids)
-    whole, cut = logits_of(bundle.folder / name), logits_of(tmp_path / "cut")
-    assert cut.shape == (32, 6)
-    assert np.allclose(cut, whole[:, token_ids], rtol=0, atol=1e-5 * np.abs(whole).max())
-    assert np.array_equal(np.load(tmp_path / "cut" / "proposed.npy"), token_ids)
-    sizes = [(folder / "model.onnx.data").stat().st_size for folder in (bundle.folder / name, tmp_path / "cut")]
-    assert (sizes[1] < sizes[0]) == (name == "draft")  # a tied matrix stays whole for the embedding
-
-
-def biased(folder: Path, op: str) -> None:
-    """hidden → product → `op` with a bias → logits, float32, with the weights in model.onnx.data."""
-    rng = np.random.default_rng(0)
-    tensors = [
-        numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name)
-        for name, shape in (("matrix", (4, 9)), ("bias", (9,)))
-    ]
-    nodes = [
-        helper.make_node("MatMul", ["hidden", "matrix"], ["product"]),
-        helper.make_node(op, ["product", "bias"], ["moved"]),
-        helper.make_node("Tanh", ["moved"], ["logits"]),
-    ]
-    value = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "rows", width])
-        for name, width in (("hidden", 4), ("logits", 9))
-    ]
-    graph = helper.make_graph(nodes, "head", value[:1], value[1:], tensors)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    onnx.save(model, folder / "model.onnx", save_as_external_data=True, location="model.onnx.data", size_threshold=0)
-
-
-def test_a_bias_is_cut(tmp_path: Path) -> None:
-    biased(tmp_path, "Add")
-    weights = OnnxWeights(load(tmp_path / "model.onnx"), tmp_path)
-    hidden = np.random.default_rng(1).standard_normal((1, 3, 4)).astype(np.float32)
-    token_ids = np.array([1, 2, 8], dtype=np.int32)
-    cut_output(weights, token_ids)
-    weights.save(tmp_path / "cut")
-    whole, cut = (
-        onnxruntime.InferenceSession(folder / "model.onnx").run(None, {"hidden": hidden})[0]
-        for folder in (tmp_path, tmp_path / "cut")
-    )
-    assert np.allclose(cut, whole[..., token_ids], atol=1e-6)
-
-
-def test_what_cannot_be_cut_is_refused(tmp_path: Path) -> None:
-    biased(tmp_path, "Pow")
-    with pytest.raises(ExportError, match="logits are made by Tanh of Pow"):
-        cut_output(OnnxWeights(load(tmp_path / "model.onnx"), tmp_path), np.array([1], dtype=np.int32))
-
-
 # Sources, formats, options
 
 
@@ -261,7 +198,11 @@ def test_gguf_files_are_converted_and_drafts_cut(make_checkpoint: Any, make_gguf
     assert error_of(bundle, "main", checkpoint) < 0.05
     assert progress.notes == ["draft vocabulary: 100 of 404 tokens."]
     assert (draft.num_proposed_tokens, draft.model.geometry.logits_width) == (100, 100)
-    assert logits_of(bundle.folder / "draft").shape == (32, 100)
+    whole, cut = (logits_of(bundle.folder / name) for name in ("main", "draft"))
+    assert cut.shape == (32, 100)
+    assert np.allclose(
+        cut, whole[:, bundle.read_proposed(bundle.manifest.drafters[0])], atol=0.05 * np.abs(whole).max()
+    )
     assert matrices(bundle.folder / "draft", 100) == ["UINT8"]
     assert matrices(bundle.folder / "draft", 448) == ["UINT8"]
     bundle.check_hashes()
@@ -270,9 +211,7 @@ def test_gguf_files_are_converted_and_drafts_cut(make_checkpoint: Any, make_gguf
 @pytest.mark.parametrize(("options", "message"), [
     ({"format": "onyx"}, "format='onyx' is not a model format. Did you mean 'onnx'"),
     ({"draft_format": "gguf"}, "draft_format='gguf' is not a model format"),
-    ({"format": "onnx", "weights": "keep"}, "weights='keep' is not for ONNX: .* Choose int8, int4 or fp32"),
     ({"format": "onnx", "weights": "fp16"}, "weights='fp16' is not for ONNX: .* Choose int8, int4 or fp32"),
-    ({"draft_format": "onnx", "draft_weights": "keep"}, "draft_weights='keep' is not for ONNX"),
     ({"format": "onnx", "weights": "int9"}, "weights='int9' is not a weight format. Did you mean 'int8'"),
 ])  # fmt: skip
 def test_what_cannot_be_meant_is_refused(tied: Path, tmp_path: Path, options: Any, message: str) -> None:

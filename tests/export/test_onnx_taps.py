@@ -93,10 +93,10 @@ def test_hidden_states_of_a_converted_model_are_those_of_torch(
 def test_another_form_is_refused_and_the_bundle_stays(tmp_path: Path) -> None:
     bundle = save_toy_bundle(tmp_path / "toy", formats=("onnx", "onnx"), draft=False)
     before = content(bundle.folder)
-    tensors = tensors_of("medusa", hidden=bundle.manifest.main.geometry.hidden_size)
-    head = write_head(tmp_path / "head", "medusa", tensors, hidden_size=None)
+    hidden = bundle.manifest.main.geometry.hidden_size
+    head = write_head(tmp_path / "head", "eagle3", tensors_of("eagle3", hidden=hidden), hidden_size=hidden)
     with pytest.raises(
-        ExportError, match="'last_hidden_state', and the main model's graph has none in a form that is known"
+        ExportError, match="'hidden_states.0', and the main model's graph has none in a form that is known"
     ):
         add_drafter(bundle.folder, head)
     assert content(bundle.folder) == before
@@ -107,7 +107,7 @@ def test_another_form_is_refused_and_the_bundle_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.fast_cases(1)
-@pytest.mark.parametrize("kind", ["eagle3", "dflash", "medusa"])
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
 def test_drafts_change_no_text(toy: Bundle, tmp_path: Path, kind: str) -> None:
     shutil.copytree(toy.folder, tmp_path / "bundle")
     linked = tmp_path / "before.onnx"
@@ -153,9 +153,9 @@ def test_an_export_takes_a_drafter_without_pytorch(
     tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Any
 ) -> None:
     monkeypatch.setattr("outrider_export.extras.is_installed", lambda package: package in ("onnx", "onnxruntime"))
-    head = write_head(tmp_path / "head", "medusa")
+    head = write_head(tmp_path / "head", "mtp")
     bundle = export_bundle(tied, head, output=tmp_path / "bundle", format=form)
-    assert bundle.manifest.drafters[0].kind == "medusa"
+    assert bundle.manifest.drafters[0].kind == "mtp"
     bundle.check_hashes()  # of the main model with its hidden states
 
 
@@ -172,11 +172,10 @@ def test_what_a_drafter_lacks_is_read_from_the_main_model(toy: Bundle, tmp_path:
     weights = OnnxWeights(load(path), path.parent)
     embedding, matrix = weights.read("embedding"), weights.read("lm_head").T
     token_ids = np.array([0, 3, 7], dtype=np.int32)
-    made = onnx_main.share(path, geometry, head_of("eagle"), None)
+    made = onnx_main.share(path, geometry, head_of("mtp"), None)
     np.testing.assert_array_equal(made[EMBEDDING], embedding)
     np.testing.assert_array_equal(made[MATRIX], matrix)
-    made = onnx_main.share(path, geometry, head_of("medusa"), token_ids)
-    assert made.keys() == {MATRIX}
+    made = onnx_main.share(path, geometry, head_of("mtp"), token_ids)
     np.testing.assert_array_equal(made[MATRIX], matrix[token_ids])
 
 
@@ -184,7 +183,7 @@ def test_matrices_of_an_imported_model_are_read(tied: Path, build_genai: Any, tm
     """The builder's own 4 bits: the embedding is in a GatherBlockQuantized, and the output matrix in a MatMulNBits."""
     folder = shutil.copytree(build_genai(tied, "int4"), tmp_path / "int4")
     geometry = Geometry("qwen2", 2, 4, 2, 16, 64, 512, 448)
-    made = onnx_main.share(folder / "model.onnx", geometry, head_of("eagle"), None)
+    made = onnx_main.share(folder / "model.onnx", geometry, head_of("mtp"), None)
     known = load_file(tied / "model.safetensors")["model.embed_tokens.weight"]
     for name in (EMBEDDING, MATRIX):
         assert np.abs(made[name] - known).max() < 0.1 * np.abs(known).max()

@@ -16,7 +16,7 @@ from outrider_export import extras
 from outrider_export.bundles.drafters import add_drafter
 from outrider_export.heads.packed import PACKED_NAME, pack
 
-KINDS = ("eagle3", "dflash", "dspark", "medusa")
+KINDS = ("eagle3", "dflash", "dspark")
 ANSWER: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True, "num_assistant_tokens": 3}
 
 

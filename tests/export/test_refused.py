@@ -61,7 +61,7 @@ def test_what_no_package_helps_is_said_before_packages_are_asked_for(
     monkeypatch.setattr("outrider_export.extras.is_installed", lambda package: False)
     (tmp_path / "config.json").write_text(json.dumps(LLAMA | changes), encoding="utf-8")
     with pytest.raises(ExportError, match=says) as caught:
-        check_route("main", locate(tmp_path), form, None)
+        check_route(locate(tmp_path), form)
     assert "pip install" not in str(caught.value)
 
 
@@ -72,7 +72,7 @@ def test_the_message_about_packages_says_that_they_may_not_help(
     new = {"model_type": "new", "architectures": ["NewForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(LLAMA | new), encoding="utf-8")
     with pytest.raises(ExportError, match=r"needs torch, .*; the model is none of docs/models\.md, so"):
-        check_route("main", locate(tmp_path), "openvino", None)
+        check_route(locate(tmp_path), "openvino")
 
 
 def test_a_gguf_file_that_does_not_run_asks_for_no_package(
@@ -84,7 +84,7 @@ def test_a_gguf_file_that_does_not_run_asks_for_no_package(
     with pytest.raises(
         ExportError, match=r"model\.gguf cannot be exported\. The architecture 'rwkv7' is not supported"
     ):
-        check_route("main", locate(path), "openvino", None)
+        check_route(locate(path), "openvino")
 
 
 @pytest.mark.parametrize(("config", "expected"), [

@@ -69,7 +69,7 @@ def test_its_configuration_is_that_of_the_text(reads_images: tuple[Any, Path], m
     text = sum(each.size for name, each in weights.items() if "language" in name and ".visual." not in name)
     assert count_weights(folder) == text
     monkeypatch.setattr("outrider_export.extras.missing", lambda _: ["torch"])
-    check_route("main", locate(folder), "openvino", None)  # without PyTorch
+    check_route(locate(folder), "openvino")  # without PyTorch
 
 
 @pytest.mark.fast_cases(1)

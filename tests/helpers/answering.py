@@ -33,7 +33,7 @@ def make_bundle(root: Path) -> tuple[Bundle, Any]:
     weights["model.embed_tokens.weight"] *= 5
     save_file(weights, file)
     write_gguf(root / "answering.gguf", root / "checkpoint", "Q8_0", "qwen2", {})
-    bundle = export_bundle(root / "answering.gguf", output=root / "bundle", weights="keep")
+    bundle = export_bundle(root / "answering.gguf", output=root / "bundle", weights="fp32")
     tensors = {
         tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type)
         for tensor in gguf.GGUFReader(root / "answering.gguf").tensors

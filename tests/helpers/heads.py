@@ -16,7 +16,7 @@ HIDDEN, WIDE, HEADS, KV_HEADS, HEAD_SIZE, VOCAB, TOKENS = 64, 96, 4, 2, 16, 448,
 NUM_PLACES, MASK, RANK = 3, 17, 8
 TOKEN_MAP = np.random.default_rng(7).permutation(TOKENS)[:150]  # in no order
 TOP_K, GROUP, WINDOW = 4, 16, 9
-KINDS = ("eagle", "eagle3", "mtp", "dflash", "medusa", "dspark", "mtp qwen", "mtp experts")
+KINDS = ("eagle3", "mtp", "dflash", "dspark", "mtp qwen", "mtp experts")
 DSPARKS = (
     "dspark", "dspark gated", "dspark rnn", "dspark gemma", "dspark plain", "dspark without confidence", "dspark lfm2",
     "dflash2", "dflash2 scaled",
@@ -68,7 +68,6 @@ def config_of(kind: str) -> dict[str, Any]:
         return _dspark_config(kind)
     dflash = {"mask_token_id": MASK, "target_layer_ids": [0, 1]}
     return {
-        "eagle": {**DECODER, "architectures": ["EagleLlamaForCausalLM"]},
         "eagle3": {
             **DECODER,
             "architectures": ["LlamaForCausalLMEagle3"],
@@ -85,17 +84,13 @@ def config_of(kind: str) -> dict[str, Any]:
             "block_size": NUM_PLACES + 1,
             "dflash_config": dflash,
         },
-        "medusa": {"medusa_num_heads": NUM_PLACES, "medusa_num_layers": 1, "hidden_size": HIDDEN},
     }[kind]
 
 
 def tensors_of(kind: str, seed: int = 0, hidden: int = HIDDEN) -> dict[str, NDArray[Any]]:
     """Random weights, by their published names. Those of norms are not all 1."""
     shapes: dict[str, tuple[int, ...]] = {}
-    if kind == "eagle":
-        shapes = {"fc.weight": (hidden, 2 * hidden), "fc.bias": (hidden,), **_layer("layers.0", hidden, hidden)}
-        del shapes["layers.0.input_layernorm.weight"]
-    elif kind == "eagle3":
+    if kind == "eagle3":
         shapes = {
             "fc.weight": (hidden, 3 * hidden),
             **_layer("midlayer", hidden, 2 * hidden),
@@ -127,12 +122,8 @@ def tensors_of(kind: str, seed: int = 0, hidden: int = HIDDEN) -> dict[str, NDAr
         for i in range(2):
             shapes |= _layer(f"layers.{i}", hidden, hidden)
             shapes |= {f"layers.{i}.self_attn.{name}_norm.weight": (HEAD_SIZE,) for name in "qk"}
-    elif kind in DSPARKS:
-        shapes = _dspark_shapes(kind, hidden)
     else:
-        for i in range(NUM_PLACES):
-            shapes |= {f"{i}.0.linear.weight": (hidden, hidden), f"{i}.0.linear.bias": (hidden,)}
-            shapes[f"{i}.1.weight"] = (len(TOKEN_MAP), hidden)
+        shapes = _dspark_shapes(kind, hidden)
     rng = np.random.default_rng([seed, (*KINDS, *DSPARKS).index(kind)])
     tensors: dict[str, NDArray[Any]] = {name: _drawn(name, shape, rng) for name, shape in shapes.items()}
     if kind in ("mtp qwen", "mtp experts"):
@@ -140,8 +131,6 @@ def tensors_of(kind: str, seed: int = 0, hidden: int = HIDDEN) -> dict[str, NDAr
     if kind == "eagle3":
         tensors["d2t"] = TOKEN_MAP - np.arange(len(TOKEN_MAP))
         tensors["t2d"] = np.isin(np.arange(VOCAB), TOKEN_MAP)
-    elif kind == "medusa":
-        tensors["token_map"] = TOKEN_MAP
     return tensors
 
 

@@ -14,7 +14,7 @@ import pytest
 from outrider.errors import ExportError
 from outrider_export.child import _one_line
 
-WORK = {"keep": "keep", "job": "work", "compare": "compare"}  # elsewhere it is `convert`
+WORK = {"job": "work", "compare": "compare"}  # elsewhere it is `convert`
 CALLERS = ("bundles.convert_model", "with_torch.fidelity", "text_encoders.export")
 
 

@@ -17,7 +17,7 @@ def make_layered(folder: Path, kept: Sequence[int] | None = None, num_layers: in
     """A random model of five layers, or of those `kept`, with a tokenizer."""
     write_checkpoint(folder / "checkpoint", num_layers=num_layers, kept=kept)
     write_gguf(folder / "tiny.gguf", folder / "checkpoint", "Q8_0", "qwen2", {})
-    return export_bundle(folder / "tiny.gguf", output=folder / "bundle", weights="keep")
+    return export_bundle(folder / "tiny.gguf", output=folder / "bundle", weights="int4")
 
 
 def with_layers(bundle: Bundle, **layers: tuple[int, ...]) -> Bundle:

@@ -27,8 +27,8 @@ def write_shard(
 ) -> Path:
     """Write a shard with one prompt and one answer a conversation.
 
-    states: for token ids int64 [n], the hidden states taps [n, 3h] and last [n, h]; without it there are none. The main
-    model gives the text's own token 0.8, the two numbers after it a tenth each.
+    states: for token ids int64 [n], the hidden states taps [n, 3h]; without it there are none. The main model gives the
+    text's own token 0.8, the two numbers after it a tenth each.
     """
     folder.mkdir(parents=True)
     starts = np.cumsum([0, *map(len, conversations)], dtype=np.int64)
@@ -47,8 +47,7 @@ def write_shard(
     }  # fmt: skip
     if states is not None:
         found = [states(np.array(each, dtype=np.int64)) for each in conversations]
-        arrays["taps"] = np.concatenate([taps for taps, _ in found]).astype(np.float16)
-        arrays["last"] = np.concatenate([last for _, last in found]).astype(np.float16)
+        arrays["taps"] = np.concatenate(found).astype(np.float16)
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
     lines = [json.dumps({"prompt": f"Count from {each[0]}.", "source": "user"}) for each in conversations]

@@ -71,7 +71,7 @@ def test_a_whole_bundle_is_read_and_checked(copy: Path) -> None:
     (lambda m: m["main"].update(vision=VISION | {"tile_size": 10**9}), r"<= 4096 - at .*vision\.tile_size"),
     (lambda m: m["main"].update(vision=VISION | {"tokens_per_tile": 10**12}), r"<= 1048576 .*tokens_per_tile"),
     (lambda m: m["drafters"][0].update(kind="oracle"), "there is no kind 'oracle' of drafters"),
-    (lambda m: m["drafters"][0].update(kind="medusa"), "drafter 'draft' of kind medusa has no features"),
+    (lambda m: m["drafters"][0].update(kind="eagle3"), "drafter 'draft' of kind eagle3 has no features"),
     (lambda m: m["drafters"][0].update(kind="mtp", features=["a"], num_places=3), "has a value for num_places"),
     (lambda m: m["drafters"][0].update(kind="dflash", features=["a"], num_places=3), "dflash has no mask_token_id"),
     (lambda m: m["drafters"][0].update(mask_token_id=3), "draft_model has a value for mask_token_id"),

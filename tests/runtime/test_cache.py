@@ -25,8 +25,6 @@ from outrider.types import (
     num_common_tokens,
     prompt_keys,
 )
-from outrider_bench import conversations
-from tiny import SHAPE, write_checkpoint, write_gguf
 from toys import in_threads, load_toy, random_ids
 
 Options = dict[str, Any]
@@ -425,40 +423,6 @@ def test_the_cache_is_split_by_bytes_per_token(tmp_path: Path) -> None:
     uses = engine.cache.values()
     assert len({use.num_tokens for use in uses}) == 1
     assert 0.95 * 0.00123e9 < sum(use.num_bytes for use in uses) <= 0.00123e9
-
-
-def test_no_call_is_timed_beyond_a_table_of_positions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bundle = save_toy_bundle(tmp_path / "b", formats=("onnx", "onnx"))
-    engine = load_toy(bundle, cache_size=0.02)
-    end = bundle.manifest.main.geometry.context_length
-    assert engine.main.max_tokens > end + 100
-    monkeypatch.setattr(conversations, "_CONTEXTS", (end - 8, end - 7))
-    assert [row["context"] for row in conversations._time_trims(engine)] == [end - 8]
-
-
-@pytest.mark.slow
-def test_the_benchmark_of_conversations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a model of few weights whose tokens take a third of what a real one's take of a cache."""
-    export = pytest.importorskip("outrider_export", reason="makes the bundle")
-    shape = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 8}
-    with monkeypatch.context() as patch:
-        for name, value in shape.items():
-            patch.setitem(SHAPE, name, value)
-        write_checkpoint(tmp_path / "checkpoint", num_layers=8)
-    write_gguf(tmp_path / "wide.gguf", tmp_path / "checkpoint", "Q4_1", "qwen2", {})
-    wide = export.export_bundle(tmp_path / "wide.gguf", output=tmp_path / "wide", weights="keep")
-    monkeypatch.setattr(conversations, "_LONG", 600)
-    monkeypatch.setattr(conversations, "_CONTEXTS", (256, 1024, 4096))
-    found = conversations.measure_conversations(wide, outrider.Config(), count=24)
-    had, long = found["conversations"], found["take_up"]
-    assert had["num_second_turns_taken_up"] == 24
-    assert had["caches"]["main"]["num_evicted_tokens"] > 0
-    assert 0.5 < had["added_by_keeping"] < 1.2  # of 0.1 GB, beside what allocators keep
-    assert min(long["cached_tokens"]) > 600
-    assert max(long["cached_tokens_read_again"]) == 0
-    assert long["ratio"] > 0
-    assert [row["context"] for row in found["rollback"]] == [256, 1024, 4096]
-    assert min(row["median_seconds"] for row in found["rollback"]) > 0
 
 
 @pytest.mark.parametrize("error", [None, outrider.DeviceError("the call failed")])

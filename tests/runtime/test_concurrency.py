@@ -26,7 +26,7 @@ from outrider_bench.modes.name import ModeName
 from outrider_bench.modes.peers import genai, llamacpp
 from outrider_bench.modes.setup import Setup
 from outrider_bench.prompts import BenchPrompt
-from outrider_bench.report.spread import ratio_interval
+from outrider_bench.report.summary import ratio_interval
 from outrider_bench.runs.workers import RunFailed
 
 pytestmark = pytest.mark.any_format
@@ -208,7 +208,7 @@ def test_levels_modes_and_repeats_are_interleaved() -> None:
 
 
 @pytest.mark.parametrize(("mode", "options", "message"), [
-    ("transformers", {}, "Mode 'transformers' decodes one request at a time here. Leave it out"),
+    ("ortgenai", {}, "Mode 'ortgenai' decodes one request at a time here. Leave it out"),
     ("llamacpp", {}, "needs the program llama-server on the PATH, and there is none"),
     ("genai-ngram:3/fastest", {}, "Name each instead: genai-ngram:3/f32,genai-ngram:3/bf16."),
     ("auto@other", {}, "give it as --peer-model other=FOLDER"),
@@ -274,7 +274,6 @@ def test_pipelines_of_openvino_genai_read_whole_prompts_in_calls_as_large_as_the
     (["--concurrency", "0"], "'0' is not a list of numbers of requests"),
     (["--concurrency", "2", "--quick"], "--concurrency and --quick cannot be combined."),
     (["--concurrency", "2", "--out", "x"], "--concurrency and --out cannot be combined."),
-    (["--concurrency", "2", "--conversations", "3"], "--conversations and --concurrency cannot be combined."),
 ])  # fmt: skip
 def test_bad_usage(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", "nowhere", *arguments]) == 2

@@ -34,8 +34,7 @@ from outrider_bench.verify.exact import chi_square_p_value
 VOCAB_SIZE = 3  # a third of all draft tokens are right
 WIDTH = FakeBackend.width
 MASKS = [2, 2, 2]
-NUM_PLACES = 3
-KINDS = ("module", "wide module", "block", "corrected block", "places")
+KINDS = ("module", "wide module", "block", "corrected block")
 FEATURES = {"wide module": ("early", "late"), "block": ("late", "early")}
 RANK = 2
 
@@ -63,14 +62,11 @@ class Checked(HiddenModel):
             both = width if width == own else width + own
             backend = FakeHead(VOCAB_SIZE, "module", hidden_width=both, own_width=own, seed=seed)
             made = cls.module(backend, features, both, **options)
-        elif "block" in kind:
+        else:
             markov = markov_head() if kind == "corrected block" else None
             own = 3 * RANK if markov else 0
             backend = FakeHead(VOCAB_SIZE, "block", hidden_width=width, own_width=own, seed=seed)
             made = cls.block(backend, features, MASKS, markov, **options)
-        else:
-            backend = FakeHead(VOCAB_SIZE, "places", hidden_width=width, seed=seed)
-            made = cls.places(backend, features, NUM_PLACES, **options)
         checked = cast("Checked", made)
         checked.main, checked.kind = main, kind
         checked.ids, checked.positions, checked.known = defaultdict(list), {}, {}
@@ -141,9 +137,9 @@ class Checked(HiddenModel):
         unread = [self.num_unread(request.sequence) for request in requests]
         drafts = super().propose(requests)
         for request, draft, num_unread in zip(requests, drafts, unread, strict=True):
-            fits = len(self.entries(request.sequence)) + request.limit <= self._context_length or "places" in self.kind
+            fits = len(self.entries(request.sequence)) + request.limit <= self._context_length
             share = self.shares.get(request.sequence, 0)
-            is_read = share > 0 and (num_unread <= share or "places" in self.kind)
+            is_read = share > 0 and num_unread <= share
             expected = self.expected(request) if fits and is_read else []
             assert draft.token_ids == expected
             self.num_drafts += bool(expected)
@@ -159,13 +155,6 @@ class Checked(HiddenModel):
         """A greedy draft, from scratch."""
         sequence, head, drafted = request.sequence, self.head, list[int]()
         newest = sequence.token_ids[-1]
-        if "places" in self.kind:
-            row_ids = [self.id_of(sequence, len(sequence) - 2)]
-            for i in range(min(NUM_PLACES, request.limit)):
-                read = [newest] if self.kind == "places" else [newest, *drafted]
-                place = i if self.kind == "places" else 0
-                drafted.append(int(head.logits_for(read, row_ids, place=place).argmax()))
-            return drafted
         token_ids, shifts = map(list, zip(*self.entries(sequence), strict=True))
         if self.kind == "corrected block":
             return self.corrected(token_ids, shifts, [newest, *MASKS[:-1]], request.limit)
@@ -194,10 +183,9 @@ class Checked(HiddenModel):
 
     def observe(self, sequence: TokenSequence, committed: Committed) -> None:
         super().observe(sequence, committed)
-        if "places" not in self.kind:  # nothing of a draft is left
-            slot = self.slot_of(sequence)
-            held = [*zip(slot.token_ids, slot.shifts, strict=True)]
-            assert held == self.entries(sequence)[: len(held)]
+        slot = self.slot_of(sequence)  # nothing of a draft is left
+        held = [*zip(slot.token_ids, slot.shifts, strict=True)]
+        assert held == self.entries(sequence)[: len(held)]
 
     def release(self, sequence: TokenSequence) -> None:
         slot = self.slot_of(sequence)
@@ -266,10 +254,7 @@ def test_drafts_of_all_lengths_are_accepted_and_rejected(kind: str) -> None:
     assert of_position[0] > of_position[1] > of_position[2] > 0
 
 
-CACHED = [kind for kind in KINDS if "places" not in kind]
-
-
-@pytest.mark.parametrize("kind", CACHED)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_text_that_goes_on_finds_all_of_it_in_the_cache(kind: str) -> None:
     main = new_main()
     drafter = Checked.of(main, kind)
@@ -301,7 +286,7 @@ def test_a_module_may_be_one_behind() -> None:
     assert drafter.num_empty <= 2
 
 
-@pytest.mark.parametrize("kind", CACHED)
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_only_the_main_model_has_cached_is_left_out(kind: str) -> None:
     """The drafter that begins without a part of the text does not pass that on."""
     main = new_main()
@@ -334,12 +319,11 @@ def test_of_long_prompts_little_is_kept(kind: str, length: int) -> None:
     assert most <= 256
     if length > 256:
         assert not drafter.num_empty
-    if "places" not in kind:
-        assert max(sum(call) for call in drafter.head.calls) <= 100 + len(MASKS) + 1
+    assert max(sum(call) for call in drafter.head.calls) <= 100 + len(MASKS) + 1
     release(request)
 
 
-@pytest.mark.parametrize("kind", CACHED)
+@pytest.mark.parametrize("kind", KINDS)
 def test_after_the_end_of_its_context_nothing_is_drafted_or_kept(kind: str) -> None:
     main = new_main()
     drafter = Checked.of(main, kind, context_length=40)
@@ -358,7 +342,7 @@ def test_after_the_end_of_its_context_nothing_is_drafted_or_kept(kind: str) -> N
     assert drafter.begun["whole"] == 1
 
 
-@pytest.mark.parametrize("kind", CACHED)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_text_with_another_first_token_or_scope_begins_anew(kind: str) -> None:
     main = new_main()
     drafter = Checked.of(main, kind)
@@ -375,7 +359,7 @@ def test_a_text_with_another_first_token_or_scope_begins_anew(kind: str) -> None
     assert len(drafter.known[request.sequence]) == request.stats.num_cached_tokens > 5
 
 
-@pytest.mark.parametrize("kind", CACHED)
+@pytest.mark.parametrize("kind", KINDS)
 def test_without_reuse_nothing_is_published(kind: str) -> None:
     main = new_main()
     drafter = Checked.of(main, kind, reuse=False)
@@ -385,7 +369,7 @@ def test_without_reuse_nothing_is_published(kind: str) -> None:
     assert not drafter.head.published
 
 
-@pytest.mark.parametrize("kind", CACHED)
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_answer_that_the_drafter_had_no_part_in_costs_it_no_call(kind: str) -> None:
     main = new_main()
     drafter = Checked.of(main, kind)

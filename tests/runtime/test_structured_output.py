@@ -158,7 +158,7 @@ def answer(main: FakeBackend, *requests: Answer) -> list[list[int]]:
 
 
 @pytest.mark.fast_cases(1)
-@pytest.mark.parametrize("kind", ["module", "block", "corrected block", "places"])
+@pytest.mark.parametrize("kind", ["module", "block", "corrected block"])
 def test_heads_see_the_masks(grammars: Grammars, kind: Any) -> None:
     main = FakeBackend(VOCAB_SIZE, seed=1, features=("late",))
     width = FakeBackend.width
@@ -169,7 +169,6 @@ def test_heads_see_the_masks(grammars: Grammars, kind: Any) -> None:
         "module": lambda: HiddenModel.module(head, ("late",), width, context_length=2000),
         "block": lambda: HiddenModel.block(head, ("late",), [3, 3, 3], context_length=2000),
         "corrected block": lambda: HiddenModel.block(head, ("late",), [3, 3, 3], corrects, context_length=2000),
-        "places": lambda: HiddenModel.places(head, ("late",), 3, context_length=2000),
     }
     for verifier in (Greedy(), Coupled()):
         for schema in SCHEMAS.values():

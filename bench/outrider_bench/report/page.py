@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from outrider_bench.report.plots import PARTS, colour, plot_acceptance, plot_lengths, plot_ratios, plot_time
+from outrider_bench.report.plots import colour, plot_acceptance, plot_ratios
 
 Row = Mapping[str, Any]
 Rows = list[list[str]]
@@ -145,8 +145,7 @@ def html(results: Mapping[str, Any]) -> str:
     """A page with plots, tables and notes."""
     summary, reference, profile = results["summary"], results["reference"], results["profile"]
     modes = [mode["name"] for mode in results["modes"]]
-    drafting = {mode: one for mode, one in profile.items() if max(one["drafted_by_round"], default=0) > 0}
-    longest = max((max(one["drafted_by_round"]) for one in drafting.values()), default=1.0)
+    drafting = [mode for mode, one in profile.items() if one["accepted_by_position"]]
     setting = results["setting"]
     legend = _legend([(mode, colour(modes, mode)) for mode in modes if mode != reference])
     sections = [
@@ -176,18 +175,7 @@ def html(results: Mapping[str, Any]) -> str:
             plot_acceptance(profile, modes),
             _legend([(mode, colour(modes, mode)) for mode in drafting]),
         ),
-        _plot(
-            "Where the time goes",
-            "Milliseconds of decoding per token, medians over runs, of modes that report it.",
-            plot_time(profile),
-            _legend([(label, f"part-{part}") for part, label in PARTS.items()]),
-        ),
-        _plot(
-            "Draft length over time",
-            "Line: mean tokens drafted in a round. Area: mean tokens accepted. Over answers with so many rounds.",
-            "".join(f"<div>{plot_lengths(mode, one, modes, longest)}</div>" for mode, one in drafting.items()),
-            kind="multiples",
-        ),
+        "<h2>Milliseconds of decoding per token</h2>" + _table(*_by_part(profile)) if profile else "",
         "<h2>Speed-up by category</h2>" + _table(*_by_category(results)),
         "<h2>Modes</h2>" + _table(("mode", "what it runs"), [[m["name"], m["description"]] for m in results["modes"]]),
         "<h2>Setting</h2>" + _table(("", ""), [[name, _plain(value)] for name, value in setting.items()]),
@@ -217,13 +205,16 @@ def _by_category(results: Mapping[str, Any]) -> tuple[list[str], Rows]:
     return ["mode", *categories], rows
 
 
-def _plot(title: str, says: str, drawing: str, legend: str = "", kind: str = "") -> str:
+def _by_part(profile: Mapping[str, Any]) -> tuple[list[str], Rows]:
+    parts = {"draft": "drafting", "check": "target passes", "host": "all else on the host"}
+    rows = [[mode, *(f"{one['milliseconds_per_token'][part]:.2f}" for part in parts)] for mode, one in profile.items()]
+    return ["mode", *parts.values()], rows
+
+
+def _plot(title: str, says: str, drawing: str, legend: str = "") -> str:
     if not drawing:
         return ""
-    return (
-        f"<section><h2>{title}</h2><p class=note>{escape(says)}</p>{legend}"
-        f'<figure class="{kind}">{drawing}</figure></section>'
-    )
+    return f"<section><h2>{title}</h2><p class=note>{escape(says)}</p>{legend}<figure>{drawing}</figure></section>"
 
 
 def _legend(entries: Iterable[tuple[str, str]]) -> str:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
-
-from outrider_bench.report.svg import Canvas
 
 WIDTH = 900.0
 NUM_COLOURS = 8
-PARTS = {"draft": "drafting", "check": "target passes", "host": "all else on the host"}
 _TICKS = (0.125, 0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0, 16.0)
 
 
@@ -98,63 +96,60 @@ def plot_acceptance(profile: Mapping[str, Mapping[str, Any]], modes: Sequence[st
     return canvas.markup("share of drafts whose token was accepted, by position")
 
 
-def plot_time(profile: Mapping[str, Mapping[str, Any]]) -> str:
-    """For each mode, the milliseconds that a token takes, in drafting, target passes and all else."""
-    if not profile:
-        return ""
-    bar, left, right = 30.0, 150.0, 90.0
-    totals = {mode: sum(one["milliseconds_per_token"].values()) for mode, one in profile.items()}
-    scale = (WIDTH - left - right) / (max(totals.values()) or 1.0)
-    canvas = Canvas(WIDTH, bar * len(profile) + 6)
-    for i, (mode, one) in enumerate(profile.items()):
-        x, y = left, bar * i + 3
-        canvas.text(left - 8, y + bar / 2, mode, "end")
-        for part, label in PARTS.items():
-            milliseconds = one["milliseconds_per_token"][part]
-            width = milliseconds * scale
-            canvas.rect(x, y + 3, width, bar - 6, f"part-{part}", f"{mode}, {label}: {milliseconds:.2f} ms a token")
-            if width > 44:
-                canvas.text(x + width / 2, y + bar / 2, f"{milliseconds:.1f}", "middle", f"small on-{part}")
-            x += width
-        canvas.text(x + 6, y + bar / 2, f"{totals[mode]:.1f} ms", "start", "small")
-    return canvas.markup("milliseconds of decoding per token: drafting, target passes, host")
-
-
-def plot_lengths(mode: str, one: Mapping[str, Any], modes: Sequence[str], longest_draft: float) -> str:
-    """A mode's mean draft length, round by round, and the accepted part of it.
-
-    Over answers with so many rounds, while these are at least a third of all. longest_draft: where the scale ends.
-    """
-    answers = one["answers_by_round"]
-    num_rounds = sum(1 for count in answers if 3 * count >= answers[0])
-    width, height, left, top, bottom = 430.0, 150.0, 34.0, 22.0, 34.0
-    canvas = Canvas(width, height)
-
-    def points(values: Sequence[float]) -> list[tuple[float, float]]:
-        """The edges of steps, one per round."""
-        wide = (width - left - 12) / num_rounds
-        return [(left + (i + edge) * wide, y(value)) for i, value in enumerate(values[:num_rounds]) for edge in (0, 1)]
-
-    def y(tokens: float) -> float:
-        return top + (1 - tokens / longest_draft) * (height - top - bottom)
-
-    canvas.text(left, 8, mode, "start", "strong")
-    for tokens in sorted({0, round(longest_draft / 2), round(longest_draft)}):
-        canvas.line(left, y(tokens), width - 12, y(tokens), "grid")
-        canvas.text(left - 6, y(tokens), str(tokens), "end", "small")
-    kind = colour(modes, mode)
-    accepted = points(one["accepted_by_round"])
-    canvas.path([(left, y(0)), *accepted, (accepted[-1][0], y(0))], f"{kind} soft", filled=True)
-    canvas.path(points(one["drafted_by_round"]), kind)
-    canvas.text(left, height - 21, "1", "middle", "small")
-    canvas.text(width - 12, height - 21, str(num_rounds), "end", "small")
-    canvas.text((left + width) / 2, height - 8, "round", "middle", "small")
-    return canvas.markup(f"draft length over rounds, {mode}")
-
-
 def _interval(row: Mapping[str, Any], figure: str) -> Sequence[float] | None:
     """A speed-up's interval, cut to what can be drawn. Two repeats may give a very wide one."""
     interval: Sequence[float] | None = row.get(f"{figure}_interval")
     if not interval:
         return None
     return max(interval[0], row[figure] / 2), min(interval[1], row[figure] * 2)
+
+
+class Canvas:
+    """A drawing of so many pixels, as SVG; x goes right, y goes down.
+
+    Colours come from the style sheet of the page, by class, so that they follow its light or dark scheme.
+    """
+
+    def __init__(self, width: float, height: float) -> None:
+        self.width, self.height = width, height
+        self._shapes: list[str] = []
+
+    def rect(self, x: float, y: float, width: float, height: float, kind: str, title: str = "") -> None:
+        """A filled rectangle. `title` is its tooltip."""
+        self._add("rect", title, x=x, y=y, width=max(width, 0.5), height=height, kind=f"fill {kind}")
+
+    def line(self, x1: float, y1: float, x2: float, y2: float, kind: str) -> None:
+        """A straight line."""
+        self._add("line", "", x1=x1, y1=y1, x2=x2, y2=y2, kind=kind)
+
+    def path(self, points: list[tuple[float, float]], kind: str) -> None:
+        """A line through points."""
+        self._add("polyline", "", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), kind=f"stroke {kind}")
+
+    def dot(self, x: float, y: float, kind: str, title: str) -> None:
+        """A mark on a line."""
+        self._add("circle", title, cx=x, cy=y, r=4, kind=f"fill {kind}")
+
+    def text(self, x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> None:
+        """A line of text with its middle at y. anchor: the part at x: "start", "middle" or "end"."""
+        self._shapes.append(
+            f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" dominant-baseline="central" class="{kind}">'
+            f"{escape(text)}</text>"
+        )
+
+    def markup(self, label: str) -> str:
+        """The drawing, an element of a page. label: a description in words."""
+        width, height = f"{self.width:.0f}", f"{self.height:.0f}"
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+            f'height="{height}" style="max-width:{width}px" role="img" aria-label="{escape(label)}">\n'
+            f"{chr(10).join(self._shapes)}\n</svg>\n"
+        )
+
+    def _add(self, shape: str, title: str, *, kind: str, **positions: float | str) -> None:
+        attributes = "".join(
+            f' {name}="{value if isinstance(value, str) else format(value, ".1f")}"'
+            for name, value in positions.items()
+        )
+        inside = f"<title>{escape(title)}</title>" if title else ""
+        self._shapes.append(f'<{shape}{attributes} class="{kind}">{inside}</{shape}>')

@@ -6,13 +6,13 @@ the two ran one after the other. Repeats give the median, prompts the geometric 
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from outrider_bench.modes.mode import Run
 from outrider_bench.prompts import Task
-from outrider_bench.report.spread import geometric_mean, median_and_range, median_ratio, quartiles, ratio_interval
 from outrider_bench.runs.measure import RunRecord
 
 # For each prompt's number and mode, its runs by repeat.
@@ -113,10 +113,8 @@ def summarize(runs: Runs, tasks: Sequence[Task], modes: Sequence[str], reference
 def profile(runs: Runs, modes: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Statistics of our own modes' rounds.
 
-    accepted_by_position: the share of drafts whose token at this position was accepted. drafted_by_round and
-    accepted_by_round: means over the answers that had that many rounds, whose number is answers_by_round.
-    milliseconds_per_token: of decoding, in the draft model's calls, in target passes, and in neither; medians over
-    runs.
+    accepted_by_position: the share of drafts whose token at this position was accepted. milliseconds_per_token: of
+    decoding, in the draft model's calls, in target passes, and in neither; medians over runs.
     """
     made = {}
     for mode in modes:
@@ -125,14 +123,8 @@ def profile(runs: Runs, modes: Sequence[str]) -> dict[str, dict[str, Any]]:
             continue
         num_drafts = sum(one["num_drafts"] for one in stats)
         positions = _columns([one["num_accepted_tokens_per_position"] for one in stats])
-        drafted = _columns([one["num_draft_tokens_per_round"] for one in stats])
         made[mode] = {
             "accepted_by_position": [sum(column) / num_drafts for column in positions],
-            "drafted_by_round": [statistics.mean(column) for column in drafted],
-            "accepted_by_round": [
-                statistics.mean(column) for column in _columns([s["num_accepted_tokens_per_round"] for s in stats])
-            ],
-            "answers_by_round": [len(column) for column in drafted],
             "milliseconds_per_token": {
                 part: statistics.median(
                     1e3 * one[f"{part}_seconds"] / max(one["num_generated_tokens"] - 1, 1) for one in stats
@@ -207,3 +199,43 @@ _COUNTS = (
     "check_seconds",
     "host_seconds",
 )
+
+
+# Student's t, two-sided 95%, for 1, 2, … degrees of freedom; the last one is used beyond.
+_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
+
+
+def median_and_range(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    """The median, with the smallest and the largest."""
+    return statistics.median(values), (min(values), max(values))
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """The first and third, by linear interpolation as NumPy's; of one value, itself twice."""
+    if len(values) == 1:
+        return values[0], values[0]
+    first, _, third = statistics.quantiles(values, method="inclusive")
+    return first, third
+
+
+def geometric_mean(ratios: Sequence[float]) -> float | None:
+    """The geometric mean; None without ratios."""
+    return statistics.geometric_mean(ratios) if ratios else None
+
+
+def median_ratio(ratios: Sequence[float]) -> float | None:
+    """The median on a logarithmic scale, which is robust against single slow runs; None without ratios."""
+    return math.exp(statistics.median(map(math.log, ratios))) if ratios else None
+
+
+def ratio_interval(ratios: Sequence[float]) -> tuple[float, float] | None:
+    """A 95% confidence interval of the geometric mean, from repeats: Student's t of the logarithms.
+
+    None for fewer than two repeats.
+    """
+    if len(ratios) < 2:
+        return None
+    logs = [math.log(ratio) for ratio in ratios]
+    mean, degrees = statistics.mean(logs), len(logs) - 1
+    margin = _T[min(degrees, len(_T)) - 1] * statistics.stdev(logs) / math.sqrt(len(logs))
+    return math.exp(mean - margin), math.exp(mean + margin)

@@ -47,7 +47,7 @@ def open_source(
         VocabularyMismatch: if its vocabulary is not the main model's.
     """
     located = locate(name)
-    check_route("draft", located, "openvino", "fp32")
+    check_route(located, "openvino")
     plan = make_plan("draft", fetch(located, False, progress), "openvino", "fp32")
     check_vocabulary(main, main_id, plan.vocabulary, located.id)
     return plan

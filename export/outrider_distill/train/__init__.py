@@ -6,7 +6,7 @@
 
 `outrider distill` makes the data and does all of this; see `outrider_distill`.
 
-Kinds: `eagle3` and `medusa`; `outrider_distill.draft` has draft models.
+The kind of head is `eagle3`; `outrider_distill.draft` has draft models.
 """
 
 from __future__ import annotations

@@ -15,43 +15,33 @@ import torch
 from outrider.errors import ExportError, nearest
 from outrider_distill.train.eagle3 import Eagle3
 from outrider_distill.train.layers import Shape
-from outrider_distill.train.medusa import Medusa
 from outrider_export.sources.source import configuring
 
-NUM_HEADS = 4  # of Medusa
-_ARCHITECTURES = {"eagle3": "LlamaForCausalLMEagle3", "medusa": "MedusaHeads"}
-KINDS = (*_ARCHITECTURES,)
+_ARCHITECTURE = "LlamaForCausalLMEagle3"
+KINDS = ("eagle3",)
 
 
 def new_config(kind: str, shape: Shape, *, draft_vocab_size: int) -> dict[str, Any]:
     """The config.json of a new head for a main model of this shape."""
     if kind not in KINDS:
         raise ExportError(f"Unknown kind of head {kind!r}: {nearest(kind, KINDS)}")
-    config: dict[str, Any] = {"architectures": [_ARCHITECTURES[kind]], "main_num_hidden_layers": shape.num_layers}
-    if kind == "eagle3":
-        config |= {"model_type": "llama", **shape.to_config(), "num_hidden_layers": 1}
-    else:
-        config |= {"medusa_num_heads": NUM_HEADS, "medusa_num_layers": 1}
-        config |= {"hidden_size": shape.hidden_size, "vocab_size": shape.vocab_size}
-    return config | {"draft_vocab_size": draft_vocab_size}
+    return {
+        "architectures": [_ARCHITECTURE], "main_num_hidden_layers": shape.num_layers, "model_type": "llama",
+        **shape.to_config(), "num_hidden_layers": 1, "draft_vocab_size": draft_vocab_size,
+    }  # fmt: skip
 
 
-def build(config: dict[str, Any], embedding: Any) -> Any:
+def build(config: dict[str, Any], embedding: Any) -> Eagle3:
     """A head with fresh weights, as its config.json says. embedding: the main model's, [vocab, h]."""
-    name = (config.get("architectures") or ["MedusaHeads" if "medusa_num_heads" in config else "none"])[0]
-    kinds = {architecture: kind for kind, architecture in _ARCHITECTURES.items()}
-    if name not in kinds:
-        raise ExportError(f"config.json has architectures [{name!r}]: {nearest(name, kinds)}")
+    if (name := (config.get("architectures") or ["none"])[0]) != _ARCHITECTURE:
+        raise ExportError(f"config.json has architectures [{name!r}]: {nearest(name, (_ARCHITECTURE,))}")
     for size, has in zip(("vocab_size", "hidden_size"), embedding.shape, strict=True):
         if config[size] != has:
             raise ExportError(
                 f"The head is for {size} {config[size]}, the main model has {has}: give the main model that the head "
                 "was trained for."
             )
-    if kinds[name] == "eagle3":
-        return Eagle3(Shape.of(config), embedding, config["draft_vocab_size"])
-    proposed = config.get("draft_vocab_size") or config["vocab_size"]
-    return Medusa(_bare_shape(config), config["medusa_num_heads"], proposed)
+    return Eagle3(Shape.of(config), embedding, config["draft_vocab_size"])
 
 
 def save(head: Any, config: dict[str, Any], folder: Path, training: dict[str, Any]) -> None:
@@ -95,10 +85,3 @@ def load(folder: Path, main_embedding: Any) -> Any:
         )
     head.load_state_dict(tensors)
     return head.eval()
-
-
-def _bare_shape(config: dict[str, Any]) -> Shape:
-    """The shape for heads without attention, whose config.json says sizes only."""
-    sizes = {"hidden_size": config["hidden_size"], "vocab_size": config["vocab_size"]}
-    return Shape(**sizes, intermediate_size=0, num_heads=0, num_kv_heads=0, head_size=0, num_layers=0,
-                 context_length=0, norm_epsilon=0.0, rope_theta=0.0)  # fmt: skip

@@ -71,7 +71,7 @@ def add_adapter(
     )
 
     def change(target: Target) -> dict[str, object]:
-        container.write(target.new / entry.folder / ADAPTER_NAMES[0], matrices, {}, "fp32")
+        container.write(target.new / entry.folder / ADAPTER_NAMES[0], matrices, "fp32")
         return {"adapters": (*old.manifest.adapters, entry), "minimum_runtime": __version__}
 
     return rewrite(old, change, progress or Silent())

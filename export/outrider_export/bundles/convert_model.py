@@ -29,7 +29,7 @@ from outrider_export.describe.geometry import check_ir
 from outrider_export.describe.pairing import Pairing
 from outrider_export.describe.plan import PARALLEL_PLACES, Plan, parallel_mask
 from outrider_export.describe.special_tokens import eos_of, infill_of, token_of_config
-from outrider_export.diet.diet import Diet, put_on_diet
+from outrider_export.diet.diet import Diet
 from outrider_export.diet.draft_cut import AutomaticCut
 from outrider_export.encoder_decoder import job as encoder_decoder
 from outrider_export.extras import version_of
@@ -44,7 +44,6 @@ from outrider_export.tokenizers.marian_tokenizer import is_marian
 
 _FULL = 50_000_000  # bytes; with less free space than this, a failure is reported as a full disk
 _PACKAGES = {
-    "keep": ("openvino", "openvino-genai", "openvino-tokenizers"),
     "direct": ("openvino", "openvino-tokenizers", "gguf"),
     "convert": ("openvino", "openvino-tokenizers", "optimum-intel", "nncf", "transformers", "torch"),
     "onnx": ("onnx", "openvino-tokenizers", "gguf"),
@@ -76,9 +75,7 @@ def convert_model(
         with start(hashes) as hashed:  # a conversion does not keep all processors busy
             entry = _convert(plan, target, trust_remote_code, progress, adapter, token_ids)
         digest = hashed[0].result() if hashed else None
-        entry = msgspec.structs.replace(entry, source=msgspec.structs.replace(entry.source, sha256=digest))
-        is_whole = token_ids is not None and not (target.new / entry.folder / PROPOSED_NAME).exists()
-        return _cut(entry, token_ids, target, progress) if token_ids is not None and is_whole else entry
+        return msgspec.structs.replace(entry, source=msgspec.structs.replace(entry.source, sha256=digest))
     except ExportError as error:
         folder = target.output.parent
         if (free := shutil.disk_usage(folder).free) < _FULL:
@@ -99,46 +96,41 @@ def _convert(
 ) -> ModelEntry:
     """Convert one model into the bundle's folder for it.
 
-    adapter: the folder of one to merge into it. token_ids: int32 [n], that its output matrix is cut to if it is written
-    apart from the embedding.
+    adapter: the folder of one to merge into it. token_ids: int32 [n], that its output matrix is cut to.
     """
     folder, geometry = target.new / plan.role, plan.geometry
     what = f"The {plan.role} model {plan.source.id} cannot be converted"
     job: dict[str, Any] = {"output": str(folder), "scratch": str(target.scratch / plan.role)}
-    if plan.weights == "keep":
-        recipe = {"route": "keep"}
-        run_child("outrider_export.with_torch.keep", job | {"gguf": str(plan.path.absolute())}, what, progress)
-    else:
-        job |= {
-            "model": str(plan.path.absolute()),  # links keep their names, which say of parts which they are
-            "gguf": plan.header is not None,
-            "format": plan.format,
-            "weights": plan.weights,
-            "trust_remote_code": trust_remote_code,
-            "geometry": msgspec.to_builtins(geometry),
-            "adapter": None if adapter is None else str(adapter.resolve()),
-            "is_draft": plan.role != "main",
-        }
-        if token_ids is not None and plan.direct:
-            job["proposed"] = str(target.scratch / f"{plan.role}-{PROPOSED_NAME}")
-            np.save(job["proposed"], token_ids)
-        module = f"outrider_export.{'direct.convert' if plan.direct else 'with_torch.convert'}"
-        if plan.encoder:
-            module = encoder_decoder.MODULE
-            job |= encoder_decoder.job_of(plan, plan.encoder, target.new)
-        if plan.vision is not None:
-            module = module if plan.direct else "outrider_export.with_torch.convert_vision"
-            job |= {"vision": str(target.new / plan.vision.folder), "layout": plan.vision.layout}
-        done = run_child(module, job, what, progress)
-        route = "checkpoint" if plan.header is None else f"dequantise {plan.header.quantisation}"
-        recipe = {"route": route, "tied_embeddings": str(done["tied_embeddings"]).lower()}
-        if plan.chosen:
-            recipe["chosen"] = plan.chosen
-        if adapter is not None:
-            recipe |= {"adapter": adapter.resolve().name, "adapter_sha256": sha256_of(adapter / WEIGHTS)}
-        geometry = msgspec.convert(msgspec.to_builtins(geometry) | done.get("layers", {}), Geometry)
-        if token_ids is not None and done.get("is_cut"):
-            geometry = msgspec.structs.replace(geometry, logits_width=len(token_ids))
+    job |= {
+        "model": str(plan.path.absolute()),  # links keep their names, which say of parts which they are
+        "gguf": plan.header is not None,
+        "format": plan.format,
+        "weights": plan.weights,
+        "trust_remote_code": trust_remote_code,
+        "geometry": msgspec.to_builtins(geometry),
+        "adapter": None if adapter is None else str(adapter.resolve()),
+        "is_draft": plan.role != "main",
+    }
+    if token_ids is not None:
+        job["proposed"] = str(target.scratch / f"{plan.role}-{PROPOSED_NAME}")
+        np.save(job["proposed"], token_ids)
+    module = f"outrider_export.{'direct.convert' if plan.direct else 'with_torch.convert'}"
+    if plan.encoder:
+        module = encoder_decoder.MODULE
+        job |= encoder_decoder.job_of(plan, plan.encoder, target.new)
+    if plan.vision is not None:
+        module = module if plan.direct else "outrider_export.with_torch.convert_vision"
+        job |= {"vision": str(target.new / plan.vision.folder), "layout": plan.vision.layout}
+    done = run_child(module, job, what, progress)
+    route = "checkpoint" if plan.header is None else f"dequantise {plan.header.quantisation}"
+    recipe = {"route": route, "tied_embeddings": str(done["tied_embeddings"]).lower()}
+    if plan.chosen:
+        recipe["chosen"] = plan.chosen
+    if adapter is not None:
+        recipe |= {"adapter": adapter.resolve().name, "adapter_sha256": sha256_of(adapter / WEIGHTS)}
+    geometry = msgspec.convert(msgspec.to_builtins(geometry) | done.get("layers", {}), Geometry)
+    if token_ids is not None:
+        geometry = msgspec.structs.replace(geometry, logits_width=len(token_ids))
     if plan.encoder:
         encoder_decoder.check_written(folder, target.new / plan.encoder.folder, geometry)
     else:
@@ -146,7 +138,7 @@ def _convert(
     return ModelEntry(
         folder=plan.role,
         format=plan.format,
-        weights=plan.header.quantisation if plan.header and plan.weights == "keep" else plan.weights,
+        weights=plan.weights,
         geometry=geometry,
         vocab_size=len(plan.vocabulary),
         vocab_sha256=plan.vocabulary.sha256,
@@ -154,17 +146,6 @@ def _convert(
         encoder=plan.encoder,
         vision=plan.vision,
     )
-
-
-def _cut(entry: ModelEntry, token_ids: NDArray[np.int32], target: Target, progress: Progress) -> ModelEntry:
-    """Cut a converted draft model's output matrix to these tokens, int32 [n]."""
-    progress.phase("cut")
-    folder, whole = target.new / entry.folder, target.scratch / f"whole-{entry.folder}"
-    folder.rename(whole)
-    put_on_diet(entry.format, whole, folder, token_ids)
-    geometry = msgspec.structs.replace(entry.geometry, logits_width=len(token_ids))
-    geometry = _check_model(entry.format, folder, geometry)
-    return msgspec.structs.replace(entry, geometry=geometry)
 
 
 def _check_model(format: Format, folder: Path, geometry: Geometry) -> Geometry:  # noqa: A002
@@ -191,8 +172,7 @@ def convert_tokenizer(plan: Plan, folder: Path, trust_remote_code: bool, progres
 
 
 def _describe_source(plan: Plan, recipe: dict[str, str]) -> Source:
-    kept = "keep" if plan.weights == "keep" else "direct" if plan.direct else "convert"
-    packages = _PACKAGES["onnx" if plan.format == "onnx" else kept]
+    packages = _PACKAGES["onnx" if plan.format == "onnx" else "direct" if plan.direct else "convert"]
     return Source(
         id=plan.source.id,
         kind=plan.source.kind,

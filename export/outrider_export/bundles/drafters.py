@@ -131,7 +131,7 @@ class DraftModelPlan:
         """
         main = bundle.manifest.main
         check_weights("weights", weights, main.format)
-        check_route("draft", source, main.format, weights)
+        check_route(source, main.format)
         plan = make_plan("draft", source, main.format, weights)
         vocabulary = Vocabulary.of_folder(bundle.tokenizer_path)
         if vocabulary.tokens != plan.vocabulary.tokens:

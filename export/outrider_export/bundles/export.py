@@ -23,7 +23,7 @@ from outrider.bundle.manifest import (
     write_manifest,
 )
 from outrider.config.files import user_path
-from outrider.errors import ExportError, OptionError
+from outrider.errors import ExportError
 from outrider.system.files import usable
 from outrider.system.together import start
 from outrider.version import __version__
@@ -81,13 +81,12 @@ def export_bundle(
     A model whose own files have an MTP module gets it as its drafter, unless `draft` names another, or is "none".
 
     format: "openvino" or "onnx". draft_format: for the draft model; by default the main model's. weights: by default
-    "int8"; draft_weights: by default "int4", or "int8" where there are fewer than 200 million; "keep" leaves a GGUF
-    file's weights unconverted. for_this_machine: a model without these options gets the form that wins
-    on processors like this one, if it is not small; see `outrider_export.weights_choice.choice`. False: the defaults
-    above, in OpenVINO. draft_vocab: the number of tokens that the draft model proposes, or "all"; by default as many as
-    `configs/machines.toml` says, if that saves a tenth of a draft token. draft_vocab_corpus: a file of typical
-    text to choose them by. See `outrider_export.diet`. adapter: the folder of a LoRA adapter, which is merged into the
-    main model.
+    "int8"; draft_weights: by default "int4", or "int8" where there are fewer than 200 million. for_this_machine: a
+    model without these options gets the form that wins on processors like this one, if it is not small; see
+    `outrider_export.weights_choice.choice`. False: the defaults above, in OpenVINO. draft_vocab: the number of tokens
+    that the draft model proposes, or "all"; by default as many as `configs/machines.toml` says, if that saves a tenth
+    of a draft token. draft_vocab_corpus: a file of typical text to choose them by. See `outrider_export.diet`.
+    adapter: the folder of a LoRA adapter, which is merged into the main model.
 
     Raises:
         OptionError: for an invalid option.
@@ -137,19 +136,19 @@ class Export:
         check_weights("weights", request.weights, main_form)
         check_weights("draft_weights", request.draft_weights, draft_form)
         source = locate(request.main, request.revision)
-        kind = None if request.weights == "keep" else kind_of_text_encoder(source, ForModel(self.progress, "main"))
+        kind = kind_of_text_encoder(source, ForModel(self.progress, "main"))
         if kind is not None:
             return self._text_encoder(source, kind, main_form)
         asked = [_Asked("main", source, main_form, request.weights)]
         if request.draft not in (None, NONE):
             draft = locate(request.draft, request.draft_revision)
             asked.append(_Asked("draft", draft, draft_form, request.draft_weights))
-        self._adapter = None if request.adapter is None else check_adapter(request.adapter, request.weights)
+        self._adapter = None if request.adapter is None else check_adapter(request.adapter)
         self._takes_own = request.draft is None and may_have_own(source)
         has_draft = len(asked) > 1 or self._takes_own
         self._diet = check_diet(has_draft, request.draft_vocab, request.draft_vocab_corpus)
         for each in asked:
-            if each.role == "main" or each.weights == "keep" or not is_head(fetch_config(each.source)):
+            if each.role == "main" or not is_head(fetch_config(each.source)):
                 self._check_route(each)
         with _writing(self.output), Target(self.output, request.overwrite) as target:
             for leftover in target.leftovers:
@@ -178,7 +177,7 @@ class Export:
         """The export of a model that writes no text."""
         request = self.request
         others = {"draft": request.draft, "format": form, "draft_vocab": request.draft_vocab}
-        check_options(source, kind, request.weights, {**others, "adapter": request.adapter})
+        check_options(source, kind, {**others, "adapter": request.adapter})
         with _writing(self.output), Target(self.output, request.overwrite) as target:
             return export_text_encoder(
                 source,
@@ -191,7 +190,7 @@ class Export:
 
     def _check_route(self, asked: _Asked) -> None:
         trusts = self.request.trust_remote_code
-        check_route(asked.role, asked.source, asked.format, asked.weights, trust_remote_code=trusts)
+        check_route(asked.source, asked.format, trust_remote_code=trusts)
 
     def _plan(self, asked: list[_Asked]) -> list[Plan]:
         """Fetch the models, and plan the conversion of each."""
@@ -377,18 +376,12 @@ def finish(
     target.commit()
 
 
-def check_adapter(adapter: str | Path, weights: str | None) -> Path:
+def check_adapter(adapter: str | Path) -> Path:
     """The folder of an adapter that is to be merged, before anything is converted.
 
     Raises:
-        OptionError: with weights that are not converted.
         ExportError: when it is no adapter, or damaged.
     """
-    if weights == "keep":
-        raise OptionError(
-            f"adapter={str(adapter)!r} is merged into weights that are converted, and weights='keep' leaves them as "
-            "they are. Choose int8, int4, fp16 or fp32, or add it to the bundle: outrider add BUNDLE FOLDER."
-        )
     folder = usable(user_path(adapter))
     read_adapter(folder)
     return folder

@@ -6,9 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from outrider.bundle.vision import AnyVisionEntry, ImageLayout
-from outrider_export.describe.gemma_vision import gemma3_of, gemma4_of
-from outrider_export.describe.qwen_vision import qwen_of
-from outrider_export.describe.tower_vision import lfm2_of, llava_next_of, minicpm4_6_of, minicpm_of, pixtral_of
+from outrider_export.describe.image_layouts import (
+    gemma3_of,
+    gemma4_of,
+    lfm2_of,
+    llava_next_of,
+    minicpm4_6_of,
+    minicpm_of,
+    pixtral_of,
+    qwen_of,
+)
 from outrider_export.describe.vision import ENTRIES, FOLDER, Config, Described, check_prepared, image_token_id_of
 from outrider_export.direct.qwen_encoder import OF_VISION
 from outrider_export.direct.tower_encoders import tower_name

@@ -15,8 +15,8 @@ from outrider.models.backends.attention import describe_windows, windows_of
 from outrider.system.core import new_core
 from outrider_export.direct.arch import NotDirect
 from outrider_export.direct.archs import ARCHS
-from outrider_export.direct.blocks import block_kinds
 from outrider_export.direct.gguf_config import kv_heads_of
+from outrider_export.direct.sizes import block_kinds
 from outrider_export.sources.gguf_file import GGUFHeader, is_array
 from outrider_export.sources.source import configuring
 

@@ -29,7 +29,7 @@ from outrider_export.direct.gguf_config import decoder_of
 from outrider_export.extras import check_extra
 from outrider_export.progress import Silent
 from outrider_export.sources.gguf_drafter import kind_of_file
-from outrider_export.sources.gguf_file import DIVISORS, GGUFHeader
+from outrider_export.sources.gguf_file import GGUFHeader
 from outrider_export.sources.gguf_holes import check_holes
 from outrider_export.sources.gguf_reader import read_header
 from outrider_export.sources.safetensors import count_weights
@@ -46,7 +46,7 @@ from outrider_export.sources.source import (
 )
 from outrider_export.tokenizers.vocabulary import Vocabulary
 
-# GGUF files are converted, too, unless "keep" is set: a target pass takes 276 ms in Q4_K_M against 123 in int8 (Intel
+# GGUF files are converted, too: a target pass takes 276 ms in Q4_K_M against 123 in int8 (Intel
 # Xeon), and more for every draft token. A draft model has to be fast rather than right: in 4 bits, the 0.5B of the
 # Qwen2.5-Coder pair drafts in 11 ms per token instead of 15, and 83 % instead of 85 % of its first tokens are accepted.
 # A small one is not faster in 4 bits, and loses more: SmolLM2-135M takes 7.8 ms either way, with 0.25 nats of KL
@@ -57,14 +57,10 @@ SMALL_DRAFT = 200_000_000  # weights
 
 # In ONNX a model computes in float32, and GGUF's blocks are unknown. It is converted without PyTorch, or not at all.
 WEIGHTS: dict[str, tuple[str, ...]] = {
-    "openvino": ("int8", "int4", "fp16", "fp32", "keep"),
+    "openvino": ("int8", "int4", "fp16", "fp32"),
     "onnx": ("int8", "int4", "fp32"),
 }
 _Entry = TypeVar("_Entry")
-_OPTIONS = {"main": "weights", "draft": "draft_weights"}
-# What openvino-genai's GGUF reader (2026.4) supports, tested type by type.
-KEPT_ARCHITECTURES = ("llama", "qwen2", "qwen3")
-KEPT_MATRICES = ("F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")
 # Bytes per weight in the bundle, with scales; and in the temporary uncompressed model.
 _BYTES = {
     "openvino": {"int8": 1.05, "int4": 0.8, "fp16": 2.0, "fp32": 4.0},
@@ -83,7 +79,7 @@ class Plan:
     source: Located
     path: Path
     format: Format
-    weights: str  # "int8", "int4", "fp16", "fp32" or "keep"
+    weights: str  # "int8", "int4", "fp16" or "fp32"
     geometry: Geometry
     vocabulary: Vocabulary
     header: GGUFHeader | None  # of a GGUF file
@@ -97,21 +93,16 @@ class Plan:
     @property
     def final_bytes(self) -> int:
         """Estimated bytes of the model in the bundle."""
-        if self.header is not None and self.weights == "keep":
-            return int(self.header.num_bytes * 1.05)
         return int(self.num_weights * _BYTES[self.format][self.weights])
 
     @property
     def scratch_bytes(self) -> int:
         """Estimated bytes of temporary files during the conversion."""
-        if self.header is not None and self.weights == "keep":
-            return self.header.num_bytes * 2  # the reader's IR, and a copy of the file if no hard link is possible
         if self.direct:
-            return 0 if self.role == "main" else self.final_bytes  # before its output matrix is cut
+            return 0
         # Of a decoder with an encoder there are two graphs, both in float32.
         per_weight = 8.0 if self.encoder else _SCRATCH_BYTES[self.weights]
-        scratch = int(self.num_weights * per_weight)
-        return scratch if self.role == "main" else max(scratch, self.final_bytes)  # before its output matrix is cut
+        return int(self.num_weights * per_weight)
 
 
 def default_weights(role: str, num_weights: int) -> str:
@@ -140,38 +131,21 @@ def check_weights(option: str, weights: str | None, format: str) -> None:  # noq
         return
     if weights not in WEIGHTS["openvino"]:
         raise OptionError(f"{option}={weights!r} is not a weight format. {nearest(weights, WEIGHTS[format])}")
-    reason = (
-        "'keep' leaves GGUF files to openvino-genai's reader"
-        if weights == "keep"
-        else "models in ONNX compute in float32 on a processor, and would have to widen their weights first"
+    raise OptionError(
+        f"{option}={weights!r} is not for ONNX: models in ONNX compute in float32 on a processor, and would have to "
+        "widen their weights first. Choose int8, int4 or fp32."
     )
-    raise OptionError(f"{option}={weights!r} is not for ONNX: {reason}. Choose int8, int4 or fp32.")
 
 
-def check_route(
-    role: str,
-    source: Located,
-    format: Format,  # noqa: A002 - the option's name
-    weights: str | None,
-    *,
-    trust_remote_code: bool = False,
-) -> None:
+def check_route(source: Located, format: Format, *, trust_remote_code: bool = False) -> None:  # noqa: A002
     """Check, before the download of its weights, that `source` can be converted with these options.
 
     A GGUF file of the hub is checked when it is there.
 
     Raises:
-        OptionError: for "keep" with other files than GGUF.
         ExportError: if Outrider does not run such a model; or if packages are missing, with the command that installs
             them, and the way without them.
     """
-    option = _OPTIONS[role]
-    if weights == "keep":
-        if source.kind != "gguf":
-            raise OptionError(
-                f"{option}='keep' is for GGUF files; {source.id} is none. Choose int8, int4, fp16 or fp32."
-            )
-        return
     if (found := _describe_source(source)) is None:
         return
     header, config = found
@@ -285,7 +259,7 @@ def make_plan(
     """Plan the conversion of a model that has passed `check_route`.
 
     Raises:
-        ExportError: if it is damaged, cannot be exported, or does not support "keep".
+        ExportError: if it is damaged, or cannot be exported.
     """
     path = source.fetched
     vision: AnyVisionEntry | None = None
@@ -295,9 +269,6 @@ def make_plan(
         with configuring(path):
             vocabulary, geometry = Vocabulary.of_gguf(header), _checked(geometry_of_gguf(header))
         num_weights = sum(tensor.num_weights for tensor in header.tensors.values())
-        if weights == "keep" and (obstacle := _why_not_kept(header)):
-            instead = f"--{_OPTIONS[role].replace('_', '-')} {default_weights(role, num_weights)}"
-            raise ExportError(f"{path} cannot be kept as it is: {obstacle}. Use {instead} instead.")
         weights = weights or default_weights(role, num_weights)
         config: dict[str, Any] = {}
         encoder = None
@@ -318,7 +289,7 @@ def make_plan(
         raise ExportError(
             f"{source.id} reads images, and the draft model reads text only. Name a model of text with --draft."
         )
-    direct = weights != "keep" and (vision is None or vision.layout not in IMAGE_MODELS.values())
+    direct = vision is None or vision.layout not in IMAGE_MODELS.values()
     direct = direct and why_not_direct(source.id, header, config, trust_remote_code=trust_remote_code) is None
     if not direct and config.get("quantization_config"):
         raise ExportError(
@@ -365,18 +336,3 @@ def parallel_mask(plan: Plan) -> int | None:
 def space_needed(plans: list[Plan]) -> int:
     """The most bytes that the export takes on the target's disk."""
     return sum(plan.final_bytes for plan in plans) + max(plan.scratch_bytes for plan in plans) + TOKENIZER_BYTES
-
-
-def _why_not_kept(header: GGUFHeader) -> str | None:
-    """Why openvino-genai's reader cannot read the file, or would read it wrongly; None if it can."""
-    if header.architecture not in KEPT_ARCHITECTURES:
-        return f"openvino-genai does not read the architecture {header.architecture!r} from GGUF files"
-    unknown = sorted({tensor.type for tensor in header.tensors.values() if len(tensor.shape) > 1} - set(KEPT_MATRICES))
-    if unknown:
-        return f"openvino-genai does not read its quantisation ({', '.join(unknown)})"
-    if "general.file_type" not in header.metadata:
-        return "openvino-genai does not read files without general.file_type"
-    scaling = header.text(".rope.scaling.type", "none")
-    if scaling != "none" or DIVISORS in header.tensors:
-        return "openvino-genai ignores its RoPE scaling"
-    return None

@@ -15,23 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import openvino
 from numpy.typing import NDArray
 
-from outrider.bundle.manifest import MODEL_NAMES, PROPOSED_NAME, Format
 from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError
 from outrider.inputs.text import Tokenizer
 from outrider.models.tuning.machines import this_machine
-from outrider.system.core import new_core
 from outrider.system.files import reading
 from outrider_export.describe.pairing import Pairing
 from outrider_export.describe.plan import Plan
 from outrider_export.describe.special_tokens import eos_of
-from outrider_export.diet import output_matrix
 from outrider_export.diet.draft_cut import AutomaticCut
-from outrider_export.onnx import matrices as onnx_matrices
-from outrider_export.onnx.files import OnnxWeights, load
 from outrider_export.progress import Progress
 from outrider_export.sources.source import read_json
 from outrider_export.tokenizers.vocabulary import Vocabulary
@@ -106,12 +100,19 @@ def plan_diet(
 
     Raises:
         ExportError: if its draft_vocab.json is damaged.
-        OptionError: if it is less than the number of special tokens.
+        OptionError: if it is less than the number of special tokens, or the model is converted by PyTorch.
     """
     vocabulary, trained = plan.vocabulary, read_trained(plan.path, len(plan.vocabulary))
     if num_tokens is None and trained is not None:
         num_tokens = len(trained)
     is_automatic = num_tokens is None and not corpus
+    if not plan.direct and num_tokens != ALL:
+        if not is_automatic:
+            raise OptionError(
+                f"draft_vocab and draft_vocab_corpus are for draft models that are converted without PyTorch, and "
+                f"{plan.source.id} is none. Leave them out, or choose another draft model."
+            )
+        return None
     asked = DEFAULT_WITH_CORPUS if num_tokens is None else num_tokens
     if asked == ALL:
         return None
@@ -134,8 +135,6 @@ def plan_diet(
 def _row_share(plan: Plan) -> float:
     """The part of a draft model's bytes that each row of its output matrix has."""
     per_weight = {"fp16": 2.0, "fp32": 4.0}.get(plan.weights, 1.0)  # in int8 and int4 one byte
-    if plan.weights == "keep":
-        per_weight = plan.final_bytes / max(plan.num_weights, 1)
     return per_weight * plan.geometry.hidden_size / max(plan.final_bytes, 1)
 
 
@@ -230,35 +229,6 @@ def _always(vocabulary: Vocabulary, eos_token_ids: Iterable[int], candidates: ND
     """Those of the candidates that are always proposed, int32 [n]."""
     special = {*eos_token_ids, *vocabulary.special_token_ids, *vocabulary.added_token_ids}
     return np.intersect1d(candidates, np.array(sorted(special), dtype=np.int32))
-
-
-def put_on_diet(format: Format, whole: Path, target: Path, token_ids: NDArray[np.int32]) -> None:  # noqa: A002
-    """Write the model of the folder `whole` to the new folder `target`, with logits for `token_ids` only.
-
-    Raises:
-        ExportError: if its output matrix cannot be cut, or the model cannot be written.
-    """
-    target.mkdir()
-    cut = _cut_onnx if format == "onnx" else _cut_ir
-    cut(whole / MODEL_NAMES[format][0], target, token_ids)
-    np.save(target / PROPOSED_NAME, token_ids)
-
-
-def _cut_ir(path: Path, target: Path, token_ids: NDArray[np.int32]) -> None:
-    try:
-        model = new_core().read_model(path)
-        output_matrix.cut_output(model, token_ids)
-        openvino.save_model(model, target / path.name, compress_to_fp16=False)
-    except RuntimeError as error:
-        raise ExportError(
-            f"The draft model's output matrix cannot be cut: {' '.join(str(error).split())[:300]}"
-        ) from error
-
-
-def _cut_onnx(path: Path, target: Path, token_ids: NDArray[np.int32]) -> None:
-    weights = OnnxWeights(load(path), path.parent)
-    onnx_matrices.cut_output(weights, token_ids)
-    weights.save(target)
 
 
 def read_corpus(path: str | Path | None) -> list[str]:

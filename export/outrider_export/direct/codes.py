@@ -12,20 +12,11 @@ from outrider_export.sources.gguf_values import of_groups
 _LARGEST = 255  # code of 8 bits
 
 
-def unpack(constant: Any) -> NDArray[np.uint8]:
-    """The codes of a 4-bit constant as uint8, in its shape."""
-    shape = list(constant.get_output_shape(0))
-    pairs = constant.data.view(np.uint8).reshape(-1)
-    codes: NDArray[np.uint8] = np.stack([pairs & 15, pairs >> 4], -1).reshape(-1)[: np.prod(shape)].reshape(shape)
-    return codes
-
-
-def pack(codes: NDArray[np.uint8], kind: Any = None) -> Any:
-    """A constant from codes in one byte each. kind: its type, by default `u4`."""
+def pack(codes: NDArray[np.uint8]) -> Any:
+    """A constant of the type `u4` from codes in one byte each."""
     import openvino
 
-    kind = openvino.Type.u4 if kind is None else kind
-    tensor = openvino.Tensor(paired(codes.reshape(-1)), openvino.Shape(list(codes.shape)), kind)
+    tensor = openvino.Tensor(paired(codes.reshape(-1)), openvino.Shape(list(codes.shape)), openvino.Type.u4)
     # A copy: a constant that shares the memory does not keep it alive.
     return openvino.op.Constant(tensor, shared_memory=False)
 

@@ -3,7 +3,7 @@
 Job: `model`, the checkpoint folder or the GGUF file; `gguf`, whether it is one; `format` and `weights`; `geometry`;
 `output`, the folder for openvino_model or model.onnx; `vision`, the folder for its encoder of images, if any, and
 `layout`, of these; `adapter`, the folder of a LoRA adapter that is merged into it, if any; `proposed`, a file of the
-tokens that it gets logits for, int32 [n], which are cut out of an output matrix that is not the embedding, too;
+tokens that it gets logits for, int32 [n];
 `is_draft`, whether it is a draft model: it has to be fast, so int4 has nothing in 8 bits but the matrices of tokens.
 """
 
@@ -29,7 +29,7 @@ from outrider_export.direct.pack import matrices_of, pack
 from outrider_export.direct.rope import axes_of
 from outrider_export.direct.save import save
 from outrider_export.direct.vision_encoder import write_encoder
-from outrider_export.direct.weights import HEAD, Weights
+from outrider_export.direct.weights import Weights
 from outrider_export.onnx.files import MODEL, import_onnx
 from outrider_export.onnx.inputs import add_extra_rows, add_rows
 from outrider_export.progress import Progress
@@ -60,11 +60,10 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
             decoder = _in_grids(decoder, whole)
     elif not job.get("vision") and architectures_of(text_part(whole)) != architectures_of(whole):
         progress.note("Its text part is converted: the model reads images, and the bundle does not.")
-    matrices = matrices_of(weights)
-    is_cut = bool(job.get("proposed")) and HEAD in matrices
-    if is_cut:
+    if job.get("proposed"):
         shutil.copyfile(job["proposed"], output / PROPOSED_NAME)
         weights.proposed = np.load(output / PROPOSED_NAME).astype(np.int64)
+    matrices = matrices_of(weights)
     progress.phase("convert", sum(weights.matrix(name).num_bytes for name in matrices))
     if job["format"] == "onnx":
         _write_onnx(weights, job, output, progress)
@@ -76,7 +75,7 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     if job.get("vision"):
         write_encoder(Path(job["model"]), whole, job["layout"], Path(job["vision"]), job["weights"])
     layers = describe_layers(decoder) | ({"context_length": limit} if limit else {"long_from": decoder.long_from})
-    return {"tied_embeddings": HEAD not in matrices, "layers": layers, "is_cut": is_cut}
+    return {"tied_embeddings": weights.is_tied, "layers": layers}
 
 
 def _in_grids(decoder: Decoder, whole: Mapping[str, Any]) -> Decoder:

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from outrider.models.backends.projections import FEED_FORWARD
 from outrider_export.direct.arch import Arch
-from outrider_export.direct.blocks import Blocks
 from outrider_export.direct.experts import Experts
 from outrider_export.direct.latent import Latent
 from outrider_export.direct.rope import Rope
-from outrider_export.direct.sizes import LayerSizes
+from outrider_export.direct.sizes import Blocks, LayerSizes
 from outrider_export.direct.states import State
 from outrider_export.direct.streams import Streams
 

@@ -12,12 +12,11 @@ from typing import Any
 from outrider.bundle.fields import MOST_LAYERS, MOST_WIDTH
 from outrider_export.direct.arch import Arch, NotDirect
 from outrider_export.direct.archs import ARCHS
-from outrider_export.direct.blocks import MLP, MOE, Blocks, block_kinds
 from outrider_export.direct.decoder import Decoder, Layer
 from outrider_export.direct.experts import experts_of
 from outrider_export.direct.latent import dense_layers, latent_of, scale_of
 from outrider_export.direct.rope import Rope, rope_of
-from outrider_export.direct.sizes import FULL, LayerSizes, varied_sizes
+from outrider_export.direct.sizes import FULL, MLP, MOE, Blocks, LayerSizes, block_kinds, varied_sizes
 from outrider_export.direct.states import STATES, State
 from outrider_export.direct.streams import cutoffs_of, streams_of
 

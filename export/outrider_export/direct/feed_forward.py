@@ -29,7 +29,7 @@ from outrider_export.direct.experts import (
     UP,
     Experts,
 )
-from outrider_export.direct.norms import rms_norm
+from outrider_export.direct.nodes import rms_norm
 from outrider_export.direct.weights import Weights, layer_name
 
 

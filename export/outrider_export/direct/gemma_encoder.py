@@ -21,7 +21,7 @@ from openvino import opset13 as ops
 
 from outrider.errors import ExportError
 from outrider.models.backends.nodes import floats, integer, ints, result
-from outrider_export.direct.norms import rms_norm
+from outrider_export.direct.nodes import rms_norm
 from outrider_export.direct.tower_encoders import SiglipTower
 from outrider_export.direct.vision_graph import VisionGraph, frequencies_of, rotated
 from outrider_export.sources.safetensors import Tensor, tensors_of

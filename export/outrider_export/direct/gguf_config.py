@@ -13,13 +13,11 @@ from numpy.typing import NDArray
 
 from outrider_export.direct.arch import Arch, NotDirect
 from outrider_export.direct.archs import ARCHS, BY_GGUF
-from outrider_export.direct.blocks import MLP, MOE
 from outrider_export.direct.decoder import Decoder
 from outrider_export.direct.describe import SLIDING, describe
-from outrider_export.direct.gguf_latent import latent_config, name_of, unscaled
-from outrider_export.direct.gguf_varied import varied_config
+from outrider_export.direct.gguf_layers import latent_config, name_of, unscaled, varied_config
 from outrider_export.direct.rope import Rope
-from outrider_export.direct.sizes import FULL
+from outrider_export.direct.sizes import FULL, MLP, MOE
 from outrider_export.sources.gguf_file import DIVISORS, GGUFHeader, is_array
 
 # config.json's names of what the metadata has under the architecture's name.

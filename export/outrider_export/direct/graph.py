@@ -20,17 +20,14 @@ from outrider.models.backends.nodes import END, floats, integer, ints, parameter
 from outrider_export.direct.altup import AltUp
 from outrider_export.direct.decoder import Decoder, Layer
 from outrider_export.direct.feed_forward import FeedForward
-from outrider_export.direct.gguf_minima import with_sums
 from outrider_export.direct.latent import EPS, K_B, KV_A, KV_NORM, Q_A, Q_B, Q_NORM, V_B, Latent, Q
 from outrider_export.direct.layer_inputs import all_inputs, input_of
-from outrider_export.direct.masks import Masks, unsqueezed
-from outrider_export.direct.norms import rank_of, rms_norm
+from outrider_export.direct.nodes import Masks, angles_of, rank_of, rms_norm, unsqueezed
 from outrider_export.direct.own_codes import GROUP
 from outrider_export.direct.pack import PackedMatrix
 from outrider_export.direct.recurrences import States
 from outrider_export.direct.recurrent_layers import Parts, split, state_layer
 from outrider_export.direct.rope import Rope
-from outrider_export.direct.rotation import angles_of
 from outrider_export.direct.save import Stored, share_constants
 from outrider_export.direct.sizes import LayerSizes
 from outrider_export.direct.weights import (
@@ -266,7 +263,7 @@ class _Builder:
         """x with the sums of its blocks appended, for leftovers; see `own_codes`."""
         source = x.get_friendly_name()
         if source not in self.widened:
-            self.widened[source] = with_sums(x.output(0), columns // GROUP)
+            self.widened[source] = _with_sums(x.output(0), columns // GROUP)
         return self.widened[source]
 
     def _matrix(self, name: str, experts: int = 0, factor: float = 1.0) -> ov.Node:
@@ -380,3 +377,13 @@ def _scaled(x: ov.Node, factor: float) -> ov.Node:
 
 def _slice(x: ov.Node, begin: int, end: int, axis: int = 3) -> ov.Node:
     return ops.slice(x, ints(begin), ints(end), ints(1), ints(axis))
+
+
+def _with_sums(x: ov.Output, num_groups: int) -> ov.Node:
+    """x [.., .., columns] with the sums of its groups appended, and zeros up to a whole group."""
+    grouped = ops.reshape(x, np.array([0, 0, num_groups, GROUP], dtype=np.int64), special_zero=True)
+    sums = ops.reduce_sum(grouped, np.array([-1], dtype=np.int64), keep_dims=False)
+    if padding := -num_groups % GROUP:
+        begin, end = np.zeros(3, dtype=np.int64), np.array([0, 0, padding], dtype=np.int64)
+        sums = ops.pad(sums, begin, end, "constant", np.float32(0))
+    return ops.concat([x, sums], -1)

@@ -14,7 +14,7 @@ from openvino import opset13 as ops
 
 from outrider.models.backends.nodes import floats, integer, ints
 from outrider_export.direct.decoder import Decoder
-from outrider_export.direct.norms import rms_norm
+from outrider_export.direct.nodes import rms_norm
 from outrider_export.direct.weights import LAYER_NORM, Weights
 
 

@@ -9,7 +9,9 @@ Codes are found by the weights' values, so rows may be in any order, and any for
 Runtimes have zero points of 4 bits: scale · (code − zero point). A minimum rounded to one is off by up to half a step,
 on average as much as 4 bits lose anyway. What is left over of it, times the sum of the inputs of its block, is missing
 in a product. So the leftovers become further columns of the matrix, in 4 bits, too, and these sums are appended to what
-is multiplied. As `gguf_minima` does for weights that are not converted.
+is multiplied: 1/32 more columns and 5 to 10 % more time, and an error of 0.5 % instead of 8 % of a matrix. OpenVINO
+(2026.4) accepts zero points that are no integers, but computes without 8-bit activations then, which takes twice as
+long from five rows on.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ def matrices_of(weights: Weights) -> list[str]:
             *(() if layer.experts is None else layer.experts.shapes),
         )
     ]
-    own_head = not decoder.tied and weights.stored(f"{HEAD}.weight") is not None
+    own_head = weights.proposed is not None or not weights.is_tied
     of_layers = [LAYER_EMBEDDING, LAYER_INPUTS] if decoder.layer_input_size else []
     of_streams = decoder.streams.matrices if decoder.streams else []
     return [EMBEDDING, *of_layers, *of_streams, *layers, *([HEAD] if own_head else [])]

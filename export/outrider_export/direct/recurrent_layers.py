@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from openvino import opset13 as ops
 
 from outrider.models.backends.nodes import floats, integer, ints
-from outrider_export.direct.norms import rms_norm
+from outrider_export.direct.nodes import rms_norm
 from outrider_export.direct.recurrences import States, causal_convolution, gated_delta_net, selective_ssm
 from outrider_export.direct.states import GatedDeltaNet, SelectiveSSM, ShortConvolution, State
 

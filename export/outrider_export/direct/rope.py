@@ -138,3 +138,14 @@ _KINDS: dict[str, Callable[[Frequencies, Mapping[str, Any]], Rope]] = {
     "yarn": _yarn,
     "longrope": _longrope,
 }
+
+
+def halves_order(num_heads: int, head_size: int, rotary_size: int) -> NDArray[np.int64]:
+    """The rows of queries or keys that are stored for rotating neighbours, in the order for rotating halves.
+
+    Of each head's first `rotary_size` rows, the even ones come first.
+    """
+    of_head = np.arange(head_size)
+    of_head[:rotary_size] = of_head[:rotary_size].reshape(-1, 2).T.reshape(-1)
+    order: NDArray[np.int64] = (np.arange(num_heads)[:, None] * head_size + of_head).reshape(-1)
+    return order

@@ -18,7 +18,7 @@ from openvino import opset13 as ops
 from outrider.errors import ExportError
 from outrider.models.backends.nodes import floats, integer, ints, parameter, result, silu, transposed
 from outrider_export.direct.codes import matrix_node
-from outrider_export.direct.norms import rms_norm
+from outrider_export.direct.nodes import rms_norm
 from outrider_export.sources.safetensors import Tensor
 from outrider_export.sources.source import AGAIN
 

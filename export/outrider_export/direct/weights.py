@@ -19,6 +19,7 @@ from outrider.models.backends.projections import ATTENTION
 from outrider_export.direct.decoder import Decoder, Layer
 from outrider_export.direct.experts import GATE_UP, ROUTER, Experts
 from outrider_export.direct.latent import K_B, V_B, Latent, rows_in_checkpoint
+from outrider_export.direct.rope import halves_order
 from outrider_export.direct.states import GatedDeltaNet, State, rows_in_fused
 from outrider_export.sources.gguf_values import StoredBlocks
 from outrider_export.sources.peft_adapter import Change, LoraAdapter, check_fits
@@ -103,7 +104,8 @@ class Weights(ABC):
         self.decoder = decoder
         self._interleaved = interleaved
         self._changes: dict[str, Change] = {}  # of an adapter, by module
-        self.proposed: Indices | None = None  # int64 [n], the rows of the output matrix that are wanted; None: all
+        # int64 [n], the rows of the output matrix that are wanted; None: all. It is no part of the embedding then.
+        self.proposed: Indices | None = None
 
     def merge(self, adapter: LoraAdapter) -> None:
         """Have an adapter's changes added in float32, as PEFT's `safe_merge`.
@@ -145,12 +147,22 @@ class Weights(ABC):
     def missing(self, name: str) -> ExportError:
         """The error for a tensor that the file has to have."""
 
+    @property
+    def is_tied(self) -> bool:
+        """Whether the files have no output matrix but the embedding."""
+        return self.decoder.tied or self.stored(f"{HEAD}.weight") is None
+
     def matrix(self, name: str) -> StoredMatrix:
         """A matrix, by its name without ".weight", with what an adapter adds.
 
         Raises:
             ExportError: when it is missing, of another shape, or of a type that cannot be read.
         """
+        if name == HEAD and self.proposed is not None:
+            return self._whole(EMBEDDING if self.is_tied else HEAD).of_rows(self.proposed)
+        return self._whole(name)
+
+    def _whole(self, name: str) -> StoredMatrix:
         layer, (_, part) = self._layer_of(name), layer_of(name)
         experts = None if layer is None else layer.experts
         if experts is not None and part in experts.shapes:
@@ -170,8 +182,6 @@ class Weights(ABC):
         self._check_shape(module, whole.shape, self._shape_of(module))
         in_order = self.rows_of(name, whole.shape[0]) if self.decoder.arch.matrices.interleaved else span
         found = self._changed(module, found, in_order)
-        if name == HEAD and self.proposed is not None:
-            return found.of_rows(self.proposed)
         return _one_below_the_other(found, len(self.decoder.layers)) if name == LAYER_EMBEDDING else found
 
     def _changed(self, module: str, found: StoredMatrix, rows: slice | Indices | None = None) -> StoredMatrix:
@@ -404,14 +414,3 @@ def place_of(name: str, decoder: Decoder) -> tuple[str, slice | None]:
             first, count = parts[part]
             return f"{layer}.{module}", slice(first, first + count)
     return name, None
-
-
-def halves_order(num_heads: int, head_size: int, rotary_size: int) -> Indices:
-    """The rows of queries or keys that are stored for rotating neighbours, in the order for rotating halves.
-
-    Of each head's first `rotary_size` rows, the even ones come first.
-    """
-    of_head = np.arange(head_size)
-    of_head[:rotary_size] = of_head[:rotary_size].reshape(-1, 2).T.reshape(-1)
-    order: Indices = (np.arange(num_heads)[:, None] * head_size + of_head).reshape(-1)
-    return order

@@ -17,20 +17,15 @@ EXPERTS = tuple(f".{name}.weight" for name in (GATE, UP, DOWN))
 _SMALL = 4096  # numbers of a matrix; compressing fewer saves nothing
 
 
-def write(
-    path: Path, tensors: Mapping[str, NDArray[np.float32]], shared: Mapping[str, ov.Output], weights: str
-) -> None:
-    """Write tensors, and nodes that come from another model, by their names.
+def write(path: Path, tensors: Mapping[str, NDArray[np.float32]], weights: str) -> None:
+    """Write tensors by their names.
 
     weights: the format of matrices, see `matrix_node`. All other tensors are float32.
     """
-    outputs = dict(shared)
+    results = []
     for name, values in tensors.items():
         is_matrix = (values.ndim == 2 or name.endswith(EXPERTS)) and values.size > _SMALL
-        outputs[name] = (matrix_node(values, weights) if is_matrix else ops.constant(values)).output(0)
-    results = []
-    for name, output in outputs.items():
-        made = ops.result(output)
+        made = ops.result(matrix_node(values, weights) if is_matrix else ops.constant(values))
         made.set_friendly_name(f"weights/{name}")
         made.output(0).set_names({name})
         results.append(made)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.bundle.kinds import KINDS as DRAFTER_KINDS
 from outrider.bundle.manifest import Geometry
 from outrider.errors import ExportError
 from outrider.models.backends.heads.block import WINDOW
@@ -33,8 +32,6 @@ KINDS = {
     "LlamaForCausalLMEagle3": "eagle3",
     "Eagle3LlamaForCausalLM": "eagle3",
     "Eagle3Speculator": "eagle3",
-    "LlamaForCausalLMEagle": "eagle",
-    "EagleLlamaForCausalLM": "eagle",
     "LlamaMTP": "mtp",
     "Qwen3NextMTP": "mtp",
     "Qwen3_5MTP": "mtp",
@@ -93,8 +90,8 @@ class HeadCheckpoint:
 
     @property
     def uses_main_embedding(self) -> bool:
-        """Whether it reads tokens, and has no embedding of its own."""
-        return DRAFTER_KINDS[self.kind].reads_tokens and EMBEDDING not in self.tensors
+        """Whether it has no embedding of its own."""
+        return EMBEDDING not in self.tensors
 
 
 def kind_of_head(folder: Path) -> str | None:
@@ -102,8 +99,6 @@ def kind_of_head(folder: Path) -> str | None:
     if folder.is_file():
         return gguf_drafter.kind_of_file(folder)
     config = read_json(folder / "config.json")
-    if "medusa_num_heads" in config:
-        return "medusa"
     names = [*architectures_of(config), str(config.get("speculators_model_type"))]
     return next((KINDS[name] for name in names if name in KINDS), "eagle3" if "eagle3" in names else None)
 
@@ -193,14 +188,9 @@ def _mtp(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometr
     if qwen.is_of_family(config):
         config, renamed = qwen.from_qwen(config, renamed)
         numbers = qwen.numbers_of(config, renamed)
-    head = _on_last("mtp", config, renamed, main)
-    return dataclasses.replace(head, numbers=head.numbers | numbers)
-
-
-def _on_last(kind: str, config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> HeadCheckpoint:
-    """A module that reads the main model's last hidden states, or its own in their place."""
-    head = _decoder(kind, config, tensors, 1)
-    return dataclasses.replace(head, features=(LAST,), numbers=head.numbers | {"hidden_width": main.hidden_size})
+    head = _decoder("mtp", config, renamed, 1)
+    numbers |= {"hidden_width": main.hidden_size}
+    return dataclasses.replace(head, features=(LAST,), numbers=head.numbers | numbers)
 
 
 def _dflash(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> HeadCheckpoint:  # noqa: ARG001
@@ -243,32 +233,6 @@ def _dspark(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geom
         num_places=int(config["block_size"]),
         mask_token_id=int(config["mask_token_id"]),
         numbers=head.numbers | soft_cap | numbers | _windows(config),
-    )
-
-
-def _medusa(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> HeadCheckpoint:
-    """Heads without attention, in which an output matrix follows some layers."""
-    count, layers = int(config["medusa_num_heads"]), int(config.get("medusa_num_layers", 1))
-    prefix = r"^(?:medusa_head|medusa_heads|heads)\."
-    tensors = _renamed(tensors, {prefix: "", rf"^(\d+)\.{layers}\.": r"\1.lm_head."})
-    proposed = tensors.get("token_map")
-    if proposed is not None:
-        proposed, tensors = _in_order(proposed, tensors)
-    names = ("0.0.linear.weight", "0.lm_head.weight")
-    hidden = next((tensors[name].shape[-1] for name in names if name in tensors), main.hidden_size)
-    return HeadCheckpoint(
-        kind="medusa",
-        features=(LAST,),
-        tensors={name: values for name, values in tensors.items() if values.dtype == np.float32},
-        num_layers=0,
-        num_heads=1,
-        num_kv_heads=1,
-        head_size=1,
-        hidden_size=hidden,
-        context_length=main.context_length,
-        proposed=proposed,
-        num_places=count,
-        numbers={"num_places": count, "num_layers": layers, "hidden_size": hidden},
     )
 
 
@@ -372,11 +336,9 @@ def _renamed(tensors: dict[str, NDArray[Any]], changes: dict[str, str]) -> dict[
 
 _READERS: dict[str, Callable[[dict[str, Any], dict[str, NDArray[Any]], Geometry], HeadCheckpoint]] = {
     "eagle3": _eagle3,
-    "eagle": lambda config, tensors, main: _on_last("eagle", config, _renamed(tensors, {r"^model\.": ""}), main),
     "mtp": _mtp,
     "dflash": _dflash,
     "dflash2": _dflash,
     "dspark": _dspark,
     "assistant": lambda config, tensors, _: HeadCheckpoint("assistant", (LAST,), **assistant.read(config, tensors)),
-    "medusa": _medusa,
 }

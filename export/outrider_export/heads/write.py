@@ -24,13 +24,12 @@ from outrider.models.backends.heads import check_head
 from outrider.models.backends.heads.layers import NUM_ACTIVE
 from outrider.models.backends.taps import hidden_states_of, multiplied_by, output_matrix_of, read_ir
 from outrider.system.core import new_core
-from outrider_export.diet.output_matrix import cut_output
 from outrider_export.heads import assistant, container, dspark, onnx_main
 from outrider_export.heads.formats import MATRIX, HeadCheckpoint
 from outrider_export.sources.source import Located
 
 WEIGHTS = ("int8", "fp16", "fp32")
-_GROUPS = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
+_EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 
 
 def check_head_weights(option: str, weights: str) -> None:
@@ -69,15 +68,11 @@ def write_head(
     numbers = head.numbers | (assistant.caches_of(head, main.geometry) if kind.design == "reader" else {})
     tensors = head.tensors | {key: np.array([value], dtype=np.float32) for key, value in numbers.items()}
     tensors |= dspark.cut(tensors, main.vocab_size, tokens)
-    shared: dict[str, ov.Output] = {}
-    if main.format == "onnx":
-        tensors |= onnx_main.share(path, main.geometry, head, tokens)
-    else:
-        shared, own = _share(path, main.geometry, head, tokens)
-        tensors |= own
+    share = onnx_main.share if main.format == "onnx" else _share
+    tensors |= share(path, main.geometry, head, tokens)
     proposed = tokens if head.uses_main_matrix else head.proposed
     target = folder / name / MODEL_NAMES["openvino"][0]
-    container.write(target, tensors, shared, weights)
+    container.write(target, tensors, weights)
     if proposed is not None:
         np.save(folder / name / PROPOSED_NAME, proposed)
     entry = DrafterEntry(
@@ -130,22 +125,18 @@ def check_drafter(folder: Path, main: ModelEntry, entry: DrafterEntry) -> None:
 
 def _share(
     path: Path, geometry: Geometry, head: HeadCheckpoint, tokens: NDArray[np.int32] | None
-) -> tuple[dict[str, ov.Output], dict[str, NDArray[np.float32]]]:
-    """Check that an IR has a drafter's hidden states, and return its output matrix if it is cut to `tokens`.
+) -> dict[str, NDArray[np.float32]]:
+    """Check that an IR has a drafter's hidden states, and return these rows of its output matrix.
 
-    As it is in the graph, or if it has further columns there, as a tensor. All else is read from the IR at load.
+    All else is read from the IR at load, the whole output matrix, too.
     """
     model = read_ir(new_core(), path)
     head.check_features(hidden_states_of(model, geometry.num_layers), geometry.num_layers)
     if tokens is None:
-        return {}, {}
-    cut_output(model, tokens)
-    matrix = output_matrix_of(model)
-    if matrix is None:
-        raise AssertionError("`cut_output` has found it")
-    if multiplied_by(matrix) == matrix.input_value(0):
-        return {MATRIX: matrix.input_value(1)}, {}
-    return {}, {MATRIX: _without_sums(matrix, head.hidden_size)}
+        return {}
+    if (matrix := output_matrix_of(model)) is None:
+        raise ExportError(f"{path} has logits that are not made by a MatMul: add the drafter with --draft-vocab all.")
+    return {MATRIX: _rows_of(matrix, tokens, head.hidden_size)}
 
 
 def _num_logits(main: ModelEntry, head: HeadCheckpoint, proposed: NDArray[np.int32] | None) -> int:
@@ -171,11 +162,13 @@ def _num_logits(main: ModelEntry, head: HeadCheckpoint, proposed: NDArray[np.int
     return width
 
 
-def _without_sums(matrix: ov.Node, hidden_size: int) -> NDArray[np.float32]:
-    """An output matrix, float32 [tokens, hidden], that has further columns in the graph: what it makes of ones."""
+def _rows_of(matrix: ov.Node, tokens: NDArray[np.int32], hidden_size: int) -> NDArray[np.float32]:
+    """Rows of an output matrix, float32 [tokens, hidden], without further columns: what they make of ones."""
     rows = ops.parameter([-1, 1, hidden_size], np.float32)
+    axis = 0 if matrix.get_attributes()["transpose_b"] else 1
+    cut = ops.gather(matrix.input_value(1), ops.constant(tokens), ops.constant(np.int32(axis)))
+    matrix.input(1).replace_source_output(cut.output(0))
     multiplied_by(matrix).replace(rows.output(0))
-    part = ov.Model([ops.result(matrix)], [rows])
-    compiled = new_core().compile_model(part, "CPU", {"INFERENCE_PRECISION_HINT": "f32", _GROUPS: "0"})
+    compiled = new_core().compile_model(ov.Model([ops.result(matrix)], [rows]), "CPU", _EXACT)
     ones = np.eye(hidden_size, dtype=np.float32)[:, None]
     return np.ascontiguousarray(compiled([ones])[0][:, 0].T)

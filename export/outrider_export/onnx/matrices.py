@@ -1,11 +1,4 @@
-"""The matrices of a decoder in ONNX, in the format of MatMulNBits, and its output matrix for some tokens only.
-
-    weights = OnnxWeights(load(path), path.parent)       # the graph, and its weights in their files
-    cut_output(weights, np.array([0, 1, 2, 151_645]))    # the model now gives logits for these four ids
-    weights.save(folder)                                 # model.onnx, and model.onnx.data with the used weights
-
-Weights are read and written in pieces.
-"""
+"""The matrices of a decoder in ONNX, in the format of MatMulNBits. Weights are read and written in pieces."""
 
 from __future__ import annotations
 
@@ -18,12 +11,10 @@ from numpy.typing import NDArray
 
 from outrider.errors import ExportError
 from outrider_export.onnx.files import PIECE, OnnxWeights
-from outrider_export.onnx.graph import find_head
 from outrider_export.sources.gguf_values import of_groups
 
 BLOCK = 32
 ZERO = 128  # the code of 0 in 8 bits
-_ALL = "export with --draft-vocab all."
 
 
 def quantise(matrix: NDArray[np.float32], block: int = BLOCK) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
@@ -88,62 +79,6 @@ def _unpack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     """Numbers of some bits, uint8 [rows, n · 8 / bits], of bytes [rows, n]; the lowest bits first."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     return (codes[..., None] >> shifts & np.uint8((1 << bits) - 1)).reshape(len(codes), -1)
-
-
-def cut_output(weights: OnnxWeights, token_ids: NDArray[np.int32]) -> None:
-    """Cut the logits to `token_ids`, int32 [n], in this order. The embedding is not cut, even if both are tied.
-
-    Raises:
-        ExportError: if the nodes that make the logits are unknown.
-    """
-    graph = weights.model.graph
-    head = find_head(graph)
-    logits = next(value for value in graph.output if value.name == "logits")
-    width = int(logits.type.tensor_type.shape.dim[2].dim_value)
-    if head.op_type == "MatMulNBits":
-        # Weights, scales, zero points and a bias; a weight's column (input 4) is the same for all rows.
-        for i in (1, 2, 3, 5):
-            _cut(weights, head, i, width, token_ids)
-        next(each for each in head.attribute if each.name == "N").i = len(token_ids)
-    else:
-        _cut(weights, head, 1, width, token_ids, axis=0 if head.op_type == "FusedMatMul" else 1)
-    names = _follow(weights, head, width, token_ids)
-    for value in [value for value in graph.value_info if value.name in names]:
-        graph.value_info.remove(value)  # their shapes have changed
-    logits.type.tensor_type.shape.dim[2].dim_value = len(token_ids)
-
-
-def _follow(weights: OnnxWeights, head: Any, width: int, token_ids: NDArray[np.int32]) -> set[str]:
-    """Cut constants between the product and the logits, such as a bias. Returns the names of the values on the way."""
-    names = {head.output[0]}
-    for node in weights.model.graph.node:  # in the order in which they run
-        if node is head or names.isdisjoint(node.input):
-            continue
-        names.update(node.output)
-        for i, name in enumerate(node.input):
-            if name in weights and weights.shape(name)[-1:] == (width,):
-                _cut(weights, node, i, width, token_ids, axis=len(weights.shape(name)) - 1)
-    return names
-
-
-def _cut(
-    weights: OnnxWeights, node: Any, index: int, width: int, token_ids: NDArray[np.int32], axis: int | None = None
-) -> None:
-    """Cut input `index` of `node`, if it has one, to some of its `width` rows along `axis`.
-
-    Without an axis, rows are the first dimension of any shape.
-    """
-    if len(node.input) <= index or not (name := node.input[index]):
-        return
-    if name not in weights:
-        raise ExportError(f"The draft model's output matrix is made by other nodes, which cannot be cut: {_ALL}")
-    array = weights.read(name)
-    if axis is None:
-        shape = (-1,) if array.ndim == 1 else (len(token_ids), *array.shape[1:])
-        array = array.reshape(width, -1)[token_ids].reshape(shape)
-    else:
-        array = np.take(array, token_ids, axis)
-    node.input[index] = weights.put(f"{name}.proposed", np.ascontiguousarray(array))
 
 
 def _pieces(matrix: NDArray[Any]) -> Iterator[slice]:

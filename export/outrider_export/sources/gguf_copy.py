@@ -1,4 +1,4 @@
-"""Copies of GGUF files for readers that want one whole file, or one without its long lists."""
+"""Copies of GGUF files for readers that want one whole file, without its long lists."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 from typing import BinaryIO
 
-from outrider_export.sources.gguf_file import TENSOR_TYPES, GGUFHeader, is_array
+from outrider_export.sources.gguf_file import TENSOR_TYPES, is_array
 from outrider_export.sources.gguf_reader import aligned, read_header
 
 _UINT32 = 4
@@ -20,17 +20,7 @@ def write_slim_copy(source: Path, target: Path) -> None:
     size_key, tokens = header.full_key(".vocab_size"), "tokenizer.ggml.tokens"
     vocab_size = len(header.texts(tokens)) if tokens in header.metadata else 0
     added = {size_key: vocab_size} if vocab_size and size_key not in header.entries else {}
-    _write(header, [key for key in header.entries if not is_array(header.metadata[key])], added, target)
-
-
-def write_whole_copy(header: GGUFHeader, target: Path) -> None:
-    """Write a model that is divided into several files as one."""
-    _write(header, [*header.entries], {}, target)
-
-
-def _write(header: GGUFHeader, keys: list[str], added: dict[str, int], target: Path) -> None:
-    """Write a file with these keys of the metadata, and with added ones."""
-    keys = [key for key in keys if not key.startswith("split.")]
+    keys = [key for key in header.entries if not (is_array(header.metadata[key]) or key.startswith("split."))]
     with target.open("wb") as new:
         new.write(b"GGUF" + struct.pack("<IQQ", 3, len(header.tensors), len(keys) + len(added)))
         with header.path.open("rb") as old:

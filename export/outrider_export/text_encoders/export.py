@@ -35,7 +35,7 @@ _PACKAGES = ("openvino", "openvino-tokenizers", "optimum-intel", "nncf", "transf
 _BYTES = {"int8": 1.05, "int4": 0.75, "fp16": 2.0, "fp32": 4.0}  # of a weight
 
 
-def check_options(source: Located, kind: TextEncoderKind, weights: str | None, others: Mapping[str, object]) -> None:
+def check_options(source: Located, kind: TextEncoderKind, others: Mapping[str, object]) -> None:
     """Check that no option is given that such models have not.
 
     Raises:
@@ -46,8 +46,6 @@ def check_options(source: Located, kind: TextEncoderKind, weights: str | None, o
     for name, value in others.items():
         if value not in (None, "none", "openvino"):
             raise OptionError(f"{name}={value!r} is for models that write, and {source.id} is {what}. Leave it out.")
-    if weights == "keep":
-        raise OptionError(f"weights='keep' is for GGUF files; {source.id} is none. Choose int8, int4, fp16 or fp32.")
     check_extra(f"Exporting {source.id}, which is {what},", "openvino")
 
 

@@ -87,7 +87,7 @@ def may_have(plan: Plan, format: Format, weights: str | None) -> bool:  # noqa: 
         return False
     try:
         check_weights("draft_weights", weights, format)
-        check_route("draft", plan.source, format, weights)
+        check_route(plan.source, format)
     except (ExportError, OptionError):
         return False
     return True

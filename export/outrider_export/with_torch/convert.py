@@ -27,7 +27,6 @@ from outrider_export.progress import Progress
 from outrider_export.sources.gguf_copy import write_slim_copy
 from outrider_export.sources.peft_adapter import LoraAdapter, check_fits, read_adapter
 from outrider_export.with_torch.comparison import Comparison
-from outrider_export.with_torch.keep import move_model
 
 INT4_GROUP_SIZE = 64
 _TASK = "text-generation-with-past"
@@ -65,7 +64,7 @@ def convert_loaded(model: Any, job: dict[str, Any], progress: Progress) -> dict[
         # On Windows a file that is still mapped cannot be removed; the parent removes what is left.
         shutil.rmtree(scratch / "ir", ignore_errors=True)
     else:
-        move_model(scratch / "ir", output)
+        _move_model(scratch / "ir", output)
     return {"tied_embeddings": tied, "layers": layers}
 
 
@@ -209,6 +208,13 @@ def compress(model: Any, target: Path, weights: str) -> None:
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     openvino.save_model(model, target, compress_to_fp16=False)
+
+
+def _move_model(source: Path, target: Path) -> None:
+    """Move openvino_model.xml and .bin, and no other files, to a new folder."""
+    target.mkdir(parents=True)
+    for name in ("openvino_model.xml", "openvino_model.bin"):
+        (source / name).rename(target / name)
 
 
 if __name__ == "__main__":

@@ -30,12 +30,11 @@ def check_fit(manifest: Manifest) -> None:
             f"{', '.join(RESERVED_NAMES)}."
         )
     cut = {drafter.name for drafter in manifest.drafters if drafter.num_proposed_tokens}
-    heads = {drafter.name for drafter in manifest.drafters if drafter.num_places}  # which may have no layers
     for role, model in [("main", manifest.main), *((d.name, d.model) for d in manifest.drafters)]:
         paths = [f"{model.folder}/{name}" for name in MODEL_NAMES[model.format]]
         _check_listed(listed, paths, f"which the {role} model needs")
         _check_encoder(manifest, role, model, listed)
-        if not model.geometry.num_layers and role not in heads:
+        if not model.geometry.num_layers:
             raise BundleError(f"{MANIFEST_NAME} gives the {role} model num_layers=0. Export the bundle again.")
         num_kinds = len(model.geometry.layer_states)
         if num_kinds not in (0, model.geometry.num_layers):
@@ -129,11 +128,12 @@ def _check_kind(drafter: DrafterEntry) -> None:
     """Check that a drafter that reads hidden states says which, and how many tokens it drafts in a call."""
     traits = drafter.traits
     # A draft model may draft in one call, if it says both.
-    at_once = traits.design == "model" and None not in (drafter.num_places, drafter.mask_token_id)
+    says_both = traits.design == "model" and None not in (drafter.num_places, drafter.mask_token_id)
+    in_one_call = traits.design == "block" or says_both
     for name, value, needed in (
         ("features", drafter.features, traits.reads_states),
-        ("num_places", drafter.num_places, traits.has_places or at_once),
-        ("mask_token_id", drafter.mask_token_id is not None, traits.design == "block" or at_once),
+        ("num_places", drafter.num_places, in_one_call),
+        ("mask_token_id", drafter.mask_token_id is not None, in_one_call),
         ("layers", drafter.layers, traits.design == "layers"),
     ):
         if bool(value) != needed:

@@ -9,9 +9,8 @@ from typing import Literal
 
 # "copy": copies from texts, without a model. "model": a draft model. "layers": some of the main model's layers. All
 # others read the main model's hidden states. "module": a decoder layer that drafts token by token. "block": fills in a
-# block of masks. "places": a head for each of the tokens after the next one. "reader": layers that read the main
-# model's keys and values.
-Design = Literal["copy", "model", "layers", "module", "block", "places", "reader"]
+# block of masks. "reader": layers that read the main model's keys and values.
+Design = Literal["copy", "model", "layers", "module", "block", "reader"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +20,6 @@ class DrafterKind:
     name: str
     design: Design
     graph: str = ""  # the module and function of `outrider.models.backends.heads` that make its graph of its weights
-    reads_tokens: bool = True  # besides hidden states
     keeps_own_states: bool = False  # a module reads its own hidden states besides the main model's, not in their place
     has_markov_head: bool = False  # a block's tokens are corrected by the token before each
 
@@ -38,12 +36,7 @@ class DrafterKind:
     @property
     def reads_states(self) -> bool:
         """Whether it reads hidden states of the main model."""
-        return self.design in ("module", "block", "places", "reader")
-
-    @property
-    def has_places(self) -> bool:
-        """Whether a call drafts a number of tokens that is fixed."""
-        return self.design in ("block", "places")
+        return self.design in ("module", "block", "reader")
 
 
 _ROWS = (
@@ -51,13 +44,11 @@ _ROWS = (
     DrafterKind("suffix", "copy"),
     DrafterKind("draft_model", "model"),
     DrafterKind("self", "layers"),
-    DrafterKind("eagle", "module", "recurrent.eagle"),
     DrafterKind("eagle3", "module", "recurrent.eagle3", keeps_own_states=True),
     DrafterKind("mtp", "module", "recurrent.mtp"),
     DrafterKind("dflash", "block", "block.dflash"),
     DrafterKind("dflash2", "block", "block.dflash", has_markov_head=True),
     DrafterKind("dspark", "block", "block.dflash", has_markov_head=True),
-    DrafterKind("medusa", "places", "places.medusa", reads_tokens=False),
     DrafterKind("assistant", "reader", "assistant.assistant"),
 )
 

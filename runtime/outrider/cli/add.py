@@ -18,7 +18,7 @@ from outrider.system.files import usable
 @click.argument("bundle")
 @click.argument("part")
 @click.option("--name", metavar="NAME", help="Its name for requests.  [default: its kind; an adapter's folder]")
-@click.option("--weights", metavar="FORMAT", help="int8, fp16 or fp32; for draft models also int4 or keep.")
+@click.option("--weights", metavar="FORMAT", help="int8, fp16 or fp32; for draft models also int4.")
 @click.option(
     "--draft-vocab",
     metavar="N|all",
@@ -30,8 +30,8 @@ from outrider.system.files import usable
 def add(bundle: str, part: str, as_json: bool, name: str | None, weights: str | None, **options: Any) -> None:
     """Add to BUNDLE a drafter or a LoRA adapter.
 
-    PART is a checkpoint folder, .gguf file or hub id of a drafter: EAGLE-3, EAGLE, MTP, DFlash, DSpark, Gemma 4's
-    assistants, Medusa, or a draft model with the main model's vocabulary. Or it is the folder of a packed drafter,
+    PART is a checkpoint folder, .gguf file or hub id of a drafter: EAGLE-3, MTP, DFlash, DSpark, Gemma 4's
+    assistants, or a draft model with the main model's vocabulary. Or it is the folder of a packed drafter,
     which needs no further packages, or of an adapter in PEFT's format, which requests choose by its name.
 
     Of a drafter it prints what drafts cost on this machine, and how many tokens have to be accepted to make up for

@@ -10,7 +10,7 @@ import click
 from outrider.cli.console import err, out, print_json, print_setting, progress_bar, table
 from outrider.cli.opening import model_argument, open_model
 from outrider.cli.options import generation_options, json_option, load_options, prompt_options, read_options
-from outrider.config import LOSSY, Config
+from outrider.config import LOSSY
 from outrider.config.files import user_path
 from outrider.errors import OptionError
 from outrider.system.files import usable
@@ -18,7 +18,6 @@ from outrider.system.files import usable
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from outrider.bundle.folder import Bundle
     from outrider.engine.engine import Engine
     from outrider_bench.modes.setup import Setup
     from outrider_bench.prompts import BenchPrompt
@@ -53,7 +52,7 @@ def _read_levels(context: click.Context, parameter: click.Parameter, given: str 
 @click.option(
     "--modes",
     help="Comma-separated: plain, auto, draft[:N], ngram[:N], suffix[:N]; openvino-genai's genai, genai-draft[:N], "
-    "genai-dynamic[:T], genai-ngram[:N], genai-eagle3[:N], genai-dflash[:N]; transformers, transformers-draft[:N]; "
+    "genai-dynamic[:T], genai-ngram[:N], genai-eagle3[:N], genai-dflash[:N]; "
     "llamacpp, llamacpp-ngram[:N], llamacpp-draft[:N]; "
     "onnxruntime-genai's ortgenai, ortgenai-ngram[:N], ortgenai-draft[:N]. "
     "genai/f32, genai-draft:3/bf16 and so on compute in that precision, genai/fastest in the one that is fastest "
@@ -66,27 +65,16 @@ def _read_levels(context: click.Context, parameter: click.Parameter, given: str 
     multiple=True,
     metavar="NAME=PATH",
     callback=_read_models,
-    help="A model for transformers, transformers-draft, llamacpp, llamacpp-draft, ortgenai, ortgenai-draft, "
+    help="A model for llamacpp, llamacpp-draft, ortgenai, ortgenai-draft, "
     "genai-draft, genai-eagle3 or genai-dflash, or another bundle for modes such as auto@NAME. Several times.",
 )
 @click.option("--repeats", type=click.IntRange(1), help="Runs of every prompt and mode.  [default: 1, quick: 3]")
-@click.option(
-    "--conversations",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Instead: measure the prefix cache with N conversations, and a cache that holds 20.",
-)
 @click.option(
     "--concurrency",
     metavar="N,…",
     callback=_read_levels,
     help="Instead: tokens per second with N requests running at any time, for each N, as 1,2,4,8, in Outrider's modes, "
     "openvino-genai's and llama-server's.  [default modes: plain, auto, genai in each precision; repeats: 3]",
-)
-@click.option(
-    "--compare-adapter",
-    metavar="NAME",
-    help="Instead: acceptance and speed of each drafter with and without this LoRA adapter of the bundle.",
 )
 @click.option("--quick", is_flag=True, help="Finish within ten minutes, with fewer prompts.")
 @click.option(
@@ -103,9 +91,7 @@ def bench(
     modes: str | None,
     peer_models: dict[str, Path],
     repeats: int | None,
-    conversations: int | None,
     concurrency: list[int] | None,
-    compare_adapter: str | None,
     quick: bool,
     folder: str | None,
     as_json: bool,
@@ -128,24 +114,13 @@ def bench(
     from outrider_bench.prompts import read_prompts
     from outrider_bench.setting import default_num_threads
 
-    kinds = {"conversations": conversations, "concurrency": concurrency, "compare-adapter": compare_adapter}
-    instead = [name for name, given in kinds.items() if given]
-    if len(instead) > 1 or ((concurrency or compare_adapter) and (quick or folder)):
-        others = [f"--{name}" for name, given in (("quick", quick), ("out", folder)) if given]
-        raise OptionError(
-            f"{' and '.join([*(f'--{name}' for name in instead), *others])} cannot be combined. Leave one out."
-        )
+    if concurrency and (quick or folder):
+        raise OptionError(f"--concurrency and {'--quick' if quick else '--out'} cannot be combined. Leave one out.")
     config = read_options(options, max_new_tokens=64 if quick else 96, measure="first")
     chosen = read_prompts(prompts, per_category)
     if not config.device.num_threads:
         config = config.replace(num_threads=default_num_threads())
     opened = open_model(bundle, draft, quiet=as_json, config=config)
-    if conversations:
-        _bench_conversations(opened, config, conversations, as_json)
-        return
-    if compare_adapter:
-        _bench_adapter(opened, config, chosen, compare_adapter, as_json)
-        return
     setup = Setup(opened, config, peer_models)
     names = split_modes(modes) if modes else default_modes(setup)
     if not concurrency:
@@ -221,64 +196,6 @@ def _bench_concurrency(
         err.print(f"Failed: {failure['mode']}{f', {level} requests' if level else ''}: {failure['error']}")
     if max(levels) > len(prompts):
         err.print(f"{max(levels)} requests are more than the {len(prompts)} prompts, so prompts ran several times.")
-
-
-def _bench_adapter(bundle: Bundle, config: Config, prompts: list[BenchPrompt], adapter: str, as_json: bool) -> None:
-    from outrider_bench import adapters
-
-    found = adapters.compare_adapter(
-        bundle, config, prompts, adapter, lambda num_runs: progress_bar("measuring", num_runs, quiet=as_json)
-    )
-    if as_json:
-        print_json(found)
-        return
-    print_setting(found["setting"])
-    made = table("drafter", "accepted without", "with", "tokens/draft without", "with", "tokens/s without", "with")
-    for mode in found["modes"]:
-        both = [mode["without"], mode["with"]]
-        cells = [
-            "-" if each[figure] is None else form.format(each[figure])
-            for figure, form in (
-                ("acceptance_rate", "{:.0%}"),
-                ("mean_acceptance_length", "{:.2f}"),
-                ("tokens_per_second", "{:.1f}"),
-            )
-            for each in both
-        ]
-        made.add_row(mode["drafter"], *cells)
-    out.print(made)
-
-
-def _bench_conversations(bundle: Bundle, config: Config, count: int, as_json: bool) -> None:
-    from outrider_bench.conversations import measure_conversations
-    from outrider_bench.setting import describe_processor
-
-    found = measure_conversations(bundle, config, count)
-    setting = describe_processor()
-    if as_json:
-        print_json({"setting": setting, **found})
-        return
-    print_setting(setting)
-    had, long, memory = found["conversations"], found["take_up"], found["conversations"]["resident_bytes"]
-    out.print(
-        f"{count} conversations of two turns, {had['tokens']} tokens each, in {had['cache_size']:.3f} GB, which "
-        f"holds {had['num_that_fit']}: {had['num_second_turns_taken_up']} second turns found their first turn, with "
-        f"{had['second_turn_cached_tokens']:,} of {had['second_turn_prompt_tokens']:,} prompt tokens in the cache."
-    )
-    gb = {when: f"{size / 1e9:.3f} GB" for when, size in memory.items()}
-    out.print(
-        f"Resident memory: {gb['loaded']} after loading, {gb['highest']} at most. The prefix cache "
-        f"adds {had['added_by_keeping']:.0%} of cache_size to a run without it."
-    )
-    out.print(
-        f"First token of a second turn, {long['prompt_tokens']:,} tokens of prompt: {long['seconds'] * 1000:.0f} ms "
-        f"with the prefix cache, {long['seconds_read_again'] * 1000:.0f} ms without ({long['ratio']:.1%})."
-    )
-    made = table("rollback of 8 tokens", "median", "longest")
-    for row in found["rollback"]:
-        times = (f"{row[which] * 1e6:.1f} µs" for which in ("median_seconds", "longest_seconds"))
-        made.add_row(f"{row['context']:,} tokens of context", *times)
-    out.print(made)
 
 
 _HEADINGS = {

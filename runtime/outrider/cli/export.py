@@ -19,7 +19,7 @@ from outrider.cli.options import export_half, json_option
 from outrider.system import saved
 
 _DRAFT = "Draft model, of the same kinds as MAIN; auto finds one; none leaves out an MTP module that MAIN has."
-_WEIGHTS = "int8, int4, fp16, fp32, or keep for a GGUF file's own; for ONNX int8, int4 or fp32"
+_WEIGHTS = "int8, int4, fp16 or fp32; for ONNX int8, int4 or fp32"
 
 
 @click.command()

@@ -166,7 +166,6 @@ _RECIPE = {
     "adapter_sha256": "adapter sha256",
 }  # all else are packages and their versions
 _ROUTES = {
-    "keep": "none: the GGUF file's own weights",
     "import": "none: an OpenVINO or ONNX model as it was",
     "drafter": "of a published drafter",
     "true": "yes",

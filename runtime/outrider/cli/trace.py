@@ -10,37 +10,23 @@ import click
 from outrider.cli.console import err, out, print_json, table
 from outrider.cli.options import json_option
 from outrider.config.files import user_path
-from outrider.errors import OptionError, one_line
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="SVG", help="Draw some rounds into this file.")
-@click.option("--first", type=click.IntRange(1), default=1, show_default=True, help="The first round that is drawn.")
-@click.option("--rounds", type=click.IntRange(1), default=8, show_default=True, help="How many rounds are drawn.")
 @json_option
-def trace(file: Path, output: Path | None, first: int, rounds: int, as_json: bool) -> None:
+def trace(file: Path, as_json: bool) -> None:
     """Show where the time went in FILE, a trace.
 
     FILE comes from `outrider generate … --trace FILE`; https://ui.perfetto.dev shows all of it.
     """
-    from outrider_bench.traces.picture import draw_timeline
-    from outrider_bench.traces.timeline import read_timeline, summarise
+    from outrider_bench.timeline import read_timeline, summarise
 
-    timeline = read_timeline(user_path(file))
-    drawing = draw_timeline(timeline, first=first, count=rounds) if output else ""
-    summary = summarise(timeline)
-    if output:
-        try:
-            user_path(output).write_text(drawing, encoding="utf-8")
-        except OSError as error:
-            raise OptionError(f"{output} cannot be written: {one_line(error)}. Name another file.") from error
+    summary = summarise(read_timeline(user_path(file)))
     if as_json:
         print_json(summary)
     else:
         _print(summary)
-        if output:
-            err.print(f"Wrote {output}")
 
 
 def _print(summary: dict[str, Any]) -> None:

@@ -49,7 +49,7 @@ SAMPLING = {
 }
 LOSSY = ("threshold", "typical")
 
-_ALL_PEERS = ("genai", "llamacpp", "ortgenai", "transformers")
+_ALL_PEERS = ("genai", "llamacpp", "ortgenai")
 
 _share = number(0, 1, above=True)
 _penalty = number(-2, 2)
@@ -175,7 +175,7 @@ class GenerationConfig(Section):
         "sample from tokens with at least this fraction of the highest probability",
         means="off",
         server=True,
-        peers=("genai", "llamacpp", "transformers"),
+        peers=("genai", "llamacpp"),
     )
     typical_p: float = option(
         1.0,
@@ -192,7 +192,7 @@ class GenerationConfig(Section):
         "penalty for tokens of prompt and answer, as in Transformers",
         means="off",
         server=True,
-        peers=("genai", "transformers"),
+        peers=("genai",),
         aliases=("rep_pen", "repeat_penalty"),
     )
     presence_penalty: float = option(
@@ -220,7 +220,7 @@ class GenerationConfig(Section):
         "no sequence of n tokens occurs twice in prompt and answer, as in Transformers",
         means="off",
         server=True,
-        peers=("transformers",),
+        peers=(),
     )
     banned_token_ids: tuple[int, ...] = option(
         (),

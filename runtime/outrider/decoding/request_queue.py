@@ -21,7 +21,7 @@ from outrider.decoding.worker import Inbox, News, Settle, Stop, Worker, WorkerCa
 from outrider.errors import EngineClosed, RequestError
 from outrider.models.cost.table import CallCost
 from outrider.models.kv import PrefixStore
-from outrider.system.forks import check_process
+from outrider.system.processes import check_process
 from outrider.types import Backend
 
 log = logging.getLogger("outrider")

@@ -77,15 +77,11 @@ def _block(entry: DrafterEntry, backend: CompiledModel, bundle: Bundle, options:
     return HiddenModel.block(backend, entry.features, masks, head, **options)
 
 
-def _places(entry: DrafterEntry, backend: CompiledModel, _: Bundle, options: dict[str, Any]) -> DraftModel:
-    return HiddenModel.places(backend, entry.features, entry.num_places or 1, **options)
-
-
 def _module(entry: DrafterEntry, backend: CompiledModel, _: Bundle, options: dict[str, Any]) -> DraftModel:
     num_states = len(entry.features) + entry.traits.keeps_own_states
     return HiddenModel.module(backend, entry.features, num_states * entry.model.geometry.hidden_size, **options)
 
 
 _MAKERS: dict[Design, Maker] = {
-    "model": _model, "layers": _layers, "reader": _reader, "module": _module, "block": _block, "places": _places,
+    "model": _model, "layers": _layers, "reader": _reader, "module": _module, "block": _block,
 }  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from outrider.drafters.draft_model import DraftModel
-from outrider.drafters.hidden_state import BlockState, HiddenState, MarkovState, ModuleState, PlacesState
+from outrider.drafters.hidden_state import BlockState, HiddenState, MarkovState, ModuleState
 from outrider.drafters.markov import MarkovHead
 from outrider.models.calls import submit
 from outrider.types import NO_PROMPT, Backend, Committed, Prompt, Requirements, Slot, TokenSequence, embed_keys
@@ -20,7 +20,6 @@ class HiddenModel(DraftModel):
 
         HiddenModel.module(backend, features, input_width=2304, context_length=2048)
         HiddenModel.block(backend, features, [mask] * 7, context_length=2048)
-        HiddenModel.places(backend, features, 4, context_length=2048)
 
     Where the main model's prefix cache has more of a prompt than the drafter's, the hidden states of the rest are not
     known. Then it drafts without that part of the context.
@@ -52,7 +51,7 @@ class HiddenModel(DraftModel):
 
     @classmethod
     def module(cls, backend: Backend, features: tuple[str, ...], input_width: int, **options: Any) -> HiddenModel:
-        """A module that drafts token by token: EAGLE, EAGLE-3 or MTP. input_width: see `ModuleState`.
+        """A module that drafts token by token: EAGLE-3 or MTP. input_width: see `ModuleState`.
 
         It reads hidden states together with the next token, and its logits are for the token after that (Li et al.
         2024, "EAGLE: speculative sampling requires rethinking feature uncertainty", section 4.1).
@@ -85,15 +84,6 @@ class HiddenModel(DraftModel):
         count = len(mask_token_ids)
         size = count + (markov is None or not markov.newest_drafts)
         return cls(backend, features, state, spare=size, at_once=True, most_tokens=count, **options)
-
-    @classmethod
-    def places(cls, backend: Backend, features: tuple[str, ...], num_places: int, **options: Any) -> HiddenModel:
-        """Heads for the tokens after the next one."""
-
-        def state(slot: Slot, room: int, position: int) -> HiddenState:
-            return PlacesState(slot, room, position, num_places)
-
-        return cls(backend, features, state, at_once=True, most_tokens=num_places, **options)
 
     def seconds_for(self, num_tokens: Sequence[int], context: float, before: int | None = None) -> float:
         """Seconds of one call, with the rows of its block. See `Drafter`."""

@@ -216,39 +216,3 @@ class MarkovState(BlockState):
 
     def _confidence(self, latest: LogitsRow, drawn: Distribution | None, token_id: int) -> float:
         return super()._confidence(latest, drawn, token_id) if self._chance is None else self._chance
-
-
-class PlacesState(HiddenState):
-    """With heads that read the newest hidden states and nothing else.
-
-    num_places: heads, which one call asks.
-    """
-
-    def __init__(self, slot: Slot, room: int, position: int, num_places: int) -> None:
-        super().__init__(slot, room, position)
-        self._num_places = num_places
-
-    def observe(self, sequence: TokenSequence, committed: Committed) -> None:
-        """Keep the newest hidden states."""
-        self._sequence = sequence
-        self._clear()
-        if committed.features is not None and len(committed.features):
-            self._kept = [np.array(committed.features[-1:])]
-
-    def has_room(self, request: DraftRequest) -> bool:
-        """Whether the newest hidden states are those of the sequence's end."""
-        return bool(self._kept) and self._sequence is request.sequence
-
-    def next_chunk(self, piece: int) -> Chunk:  # noqa: ARG002
-        """The newest token, with its hidden states."""
-        newest = self.request.sequence.token_ids[-1:]
-        return Chunk(self.slot, newest, self._num_places, hidden_states=self._kept[0])
-
-    def take(self, rows: Sequence[LogitsRow], hidden: NDArray[np.float32] | None) -> None:  # noqa: ARG002
-        """Take in a call."""
-        self.choose_all(rows)
-
-    @property
-    def wants_more(self) -> bool:
-        """False: all heads were asked."""
-        return False

@@ -20,7 +20,7 @@ from outrider.inputs.tools import ToolFormat
 from outrider.inputs.vision import Vision
 from outrider.models.cost.table import CallCost
 from outrider.models.tuning.setting import Choice
-from outrider.system.forks import spare
+from outrider.system.processes import spare
 from outrider.system.progress import report
 from outrider.types import Backend, CacheUse, CompiledModel, Drafter, Proposer, TextTokenizer
 

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from outrider.testing.fake import FakeBackend, FakeSlot
 from outrider.types import Chunk, Logits
 
-Kind: TypeAlias = Literal["module", "block", "places"]
+Kind: TypeAlias = Literal["module", "block"]
 
 
 class FakeHead(FakeBackend):
     """A drafter whose logits are a fixed random function of every token that it has read and its hidden states.
 
-        FakeHead(16, "module", hidden_width=4, own_width=4)    # or "block", "places"
+        FakeHead(16, "module", hidden_width=4, own_width=4)    # or "block"
 
     One wrong row of hidden states, however old, gives other logits. kind: what chunks are, see
     `outrider.models.backends.heads`. hidden_width: of the hidden states that it reads. own_width: of those that a
@@ -40,9 +40,6 @@ class FakeHead(FakeBackend):
             if slot.closed or slot.backend is not self or slot.length + len(chunk.token_ids) > slot.max_tokens:
                 raise AssertionError(f"slot closed, foreign or overfilled: {slot}")
             row_ids = self._row_ids(chunk)
-            if self.kind == "places":
-                logits[chunk] = [self.logits_for(chunk.token_ids, row_ids, place=i) for i in range(chunk.num_rows)]
-                continue
             count = len(row_ids)
             slot.token_ids += chunk.token_ids[:count]
             slot.shifts += row_ids
@@ -84,7 +81,7 @@ class FakeHead(FakeBackend):
     def _row_ids(self, chunk: Chunk) -> list[int]:
         """What stands for the hidden states of a chunk, one number for each row."""
         given = np.zeros((0, self.hidden_width), np.float32) if chunk.hidden_states is None else chunk.hidden_states
-        num_rows = {"module": len(chunk.token_ids), "places": 1}.get(self.kind, len(given))
+        num_rows = len(chunk.token_ids) if self.kind == "module" else len(given)
         is_block = self.kind == "block"
         if given.shape != (num_rows, self.hidden_width) or (is_block and num_rows >= len(chunk.token_ids)):
             raise AssertionError(f"{len(chunk.token_ids)} tokens have hidden states {list(given.shape)}")

@@ -47,7 +47,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     root = tmp_path_factory.mktemp("calling")
     write_checkpoint(root / "checkpoint")
     write_gguf(root / "tiny.gguf", root / "checkpoint", "Q4_1", "qwen2", {"tokenizer.chat_template": TEMPLATE})
-    folder: Path = export_bundle(root / "tiny.gguf", output=root / "bundle", weights="keep").folder
+    folder: Path = export_bundle(root / "tiny.gguf", output=root / "bundle", weights="int4").folder
     with served(f"tiny={folder}") as (process, ready):
         with httpx.Client(base_url=ready["url"], timeout=300) as client:
             yield client

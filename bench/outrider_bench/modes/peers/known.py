@@ -41,8 +41,6 @@ FASTEST = "fastest"  # of the device's precisions
 
 _GENAI = ("openvino_genai", "openvino-genai", (), "openvino")
 _WRITTEN = "a folder that bench/scripts/peer_draft.py wrote"
-_TRANSFORMERS = ("transformers", "transformers", "transformers", '"outrider[bench]"')
-_CHECKPOINT = ("transformers", "a checkpoint folder or a GGUF file")
 _GGUF = ("llamacpp", "a GGUF file")
 _ORTGENAI = ("onnxruntime_genai", '"outrider[bench]"', (), "onnx", ORT_MAIN)
 
@@ -53,8 +51,6 @@ PEERS = {
     "genai-dynamic": Peer("genai", "genai-draft", *_GENAI, draft=DRAFT, precisions=True, together=True),
     EAGLE3: Peer("genai", EAGLE3, *_GENAI[:2], ((EAGLE3, _WRITTEN),), _GENAI[3], precisions=True, together=True),
     DFLASH: Peer("genai", DFLASH, *_GENAI[:2], ((DFLASH, _WRITTEN),), _GENAI[3], precisions=True, together=True),
-    "transformers": Peer(*_TRANSFORMERS, (_CHECKPOINT,)),
-    "transformers-draft": Peer(*_TRANSFORMERS, (_CHECKPOINT, ("transformers-draft", "the draft model's"))),
     "llamacpp": Peer("llamacpp", "llamacpp", "", "", (_GGUF,), program="llama-server", together=True),
     "llamacpp-ngram": Peer("llamacpp", "llamacpp-ngram", "", "", (_GGUF,), program="llama-server", together=True),
     "llamacpp-draft": Peer(

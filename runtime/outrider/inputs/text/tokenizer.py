@@ -14,9 +14,9 @@ from outrider.errors import BundleError, OptionError, RequestError, TooLong, one
 from outrider.inputs.text.chat_template import DEFAULT, ChatTemplates
 from outrider.inputs.text.joinable_texts import JoinableTexts, joins_bytes
 from outrider.inputs.text.special_tokens import parts_of, read_special_tokens, without_special
-from outrider.system.forks import spare
 from outrider.system.guard import Guarded, Rule
 from outrider.system.nesting import TooDeep, check_json, check_levels
+from outrider.system.processes import spare
 from outrider.types import TextTokenizer
 
 FILES = tuple(f"openvino_{which}.{kind}" for which in ("tokenizer", "detokenizer") for kind in ("xml", "bin"))

@@ -12,7 +12,7 @@ import numpy as np
 
 from outrider.errors import BundleError, DeviceError, one_line
 from outrider.system.core import new_core
-from outrider.system.forks import spare
+from outrider.system.processes import spare
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -75,30 +75,6 @@ class OpenVINOBlock(OpenVINOPaged):
         }, places
 
 
-class OpenVINOPlaces(OpenVINOPaged):
-    """Heads whose chunks have the hidden states of one token, float32 [1, hidden], and read nothing else.
-
-        Chunk(slot, [newest], num_rows=num_places, hidden_states=row)
-
-    A chunk without hidden states, of a measurement, stands for as many sequences as it has tokens. Slots take no
-    memory.
-    """
-
-    @property
-    def separate_rules(self) -> Sequence[RowRule]:
-        """None: no row reads another."""
-        return ()
-
-    def _append(self, chunk: Chunk) -> None:
-        """Do nothing: there is no cache."""
-
-    def _inputs_of(self, chunks: Sequence[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[Chunk, Sequence[int]]]:
-        known = [chunk.hidden_states for chunk in chunks if chunk.hidden_states is not None]
-        count = sum(len(chunk.token_ids) for chunk in chunks)  # of a measurement
-        rows = np.concatenate(known) if known else np.zeros((count, self._hidden_width), dtype=np.float32)
-        return {HIDDEN_IN: rows}, {}
-
-
 def _num_context(chunk: Chunk) -> int:
     """Tokens of the context in a chunk."""
     return 0 if chunk.hidden_states is None else len(chunk.hidden_states)

@@ -79,11 +79,6 @@ def check(spec: ModelSpec) -> None:
             f"or GPU, and this one is {'on an NPU' if support.fixed_shapes else 'in ONNX'}. Load it with "
             "adapters=(), or merge one at export: outrider export MODEL --adapter FOLDER."
         )
-    if support.fixed_shapes and spec.model.source.recipe.get("route") == "keep":
-        raise BundleError(
-            f"The model {spec.path} has the weights of its GGUF file, {spec.model.weights}, which NPUW does not "
-            "take. Export it again with --weights int8 (--draft-weights for a draft model)."
-        )
 
 
 def _arguments(spec: ModelSpec, setting: Setting | None) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def output_matrix_of(model: ov.Model) -> ov.Node | None:
 
 
 def multiplied_by(matrix: ov.Node) -> ov.Output:
-    """The rows that a matrix is multiplied by, without columns that are made of them, as in `gguf_minima`."""
+    """The rows that a matrix is multiplied by, without the sums of them that follow for own codes of 4 bits."""
     rows = matrix.input_value(0)
     return rows.get_node().input_value(0) if rows.get_node().get_type_name() == "Concat" else rows
 

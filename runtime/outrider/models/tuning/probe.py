@@ -25,7 +25,7 @@ from outrider.errors import DeviceError, OutriderError, one_line
 from outrider.models.backends.devices import find_device
 from outrider.models.cost.slots import copied_rows
 from outrider.models.tuning.model_spec import ModelSpec
-from outrider.system import children, saved
+from outrider.system import processes, saved
 from outrider.system.files import FAULTS
 from outrider.types import Chunk
 
@@ -89,7 +89,7 @@ def try_apart(spec: ModelSpec) -> Verdict:
             capture_output=True,
             timeout=PATIENCE,
             check=False,
-            env=children.child_environment(),
+            env=processes.child_environment(),
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
         )
     except subprocess.TimeoutExpired:
@@ -105,7 +105,7 @@ def try_apart(spec: ModelSpec) -> Verdict:
 
 def child_command() -> list[str] | None:
     """The command that starts the child; None if there is no Python interpreter to start."""
-    return children.child_command("outrider.models.tuning.probe")
+    return processes.child_command("outrider.models.tuning.probe")
 
 
 def main() -> None:

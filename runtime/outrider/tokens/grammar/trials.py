@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, cast
 
 import msgspec
 
-from outrider.system.children import child_command, child_environment
+from outrider.system.processes import child_command, child_environment
 from outrider.tokens.grammar.child import GrammarTrial, GrammarVerdict, Start
 
 if TYPE_CHECKING:

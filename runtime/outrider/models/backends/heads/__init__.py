@@ -44,7 +44,7 @@ def graph_of(head: Head) -> Callable[[HeadWeights], ov.Model]:
 def load_head(path: Path, head: Head, options: dict[str, Any]) -> OpenVINOPaged:
     """Load the weights of a head that has all that it reads from the file `path`. options: those of `OpenVINOPaged`."""
     from outrider.models.backends.heads.weights import HeadWeights
-    from outrider.models.backends.openvino_heads import OpenVINOBlock, OpenVINOPlaces
+    from outrider.models.backends.openvino_heads import OpenVINOBlock
     from outrider.models.backends.openvino_paged import OpenVINOPaged
     from outrider.models.backends.paged_graph import gather_rows
 
@@ -54,8 +54,6 @@ def load_head(path: Path, head: Head, options: dict[str, Any]) -> OpenVINOPaged:
             gather_rows(model)
         return model
 
-    if head.kind.design == "places":
-        return OpenVINOPlaces(path, **options, build=build)
     if head.kind.design == "block":
         has_states = f"{BLOCK_STATES}.weight" in HeadWeights.read(new_core(), path, None)
         return OpenVINOBlock(path, **options, build=build, features=(BLOCK_STATES,) if has_states else ())

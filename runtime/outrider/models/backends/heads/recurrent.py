@@ -1,4 +1,4 @@
-"""Drafters that read hidden states and make the next ones: EAGLE, EAGLE-3 and MTP modules.
+"""Drafters that read hidden states and make the next ones: EAGLE-3 and MTP modules.
 
 Such a drafter is one decoder layer. Its token t is the main model's token t + 1, together with the hidden states that
 the main model had at t. Its logits are for token t + 2, and its own output takes the place of the main model's hidden
@@ -41,20 +41,6 @@ def eagle3(weights: HeadWeights) -> ov.Model:
     return graph.model(weights.logits(norm(out, weights, "norm")), out)
 
 
-def eagle(weights: HeadWeights) -> ov.Model:
-    """EAGLE (Li et al. 2024, "EAGLE: speculative sampling requires rethinking feature uncertainty").
-
-    hidden_states: the main model's last ones, after the final norm, or the drafter's own. There is no norm before the
-    attention, and the output is read by the main model's output matrix as it is.
-    """
-    graph = _Inputs(weights)
-    hidden = linear(ops.concat([graph.embeddings, graph.hidden_states], 2), weights, "fc")
-    layer = "layers.0"
-    rows = norm(hidden, weights, f"{layer}.input_layernorm") if f"{layer}.input_layernorm.weight" in weights else hidden
-    out = after_attention(hidden, rows, weights, layer, graph.attention, graph.rotation)
-    return graph.model(weights.logits(out), out)
-
-
 def mtp(weights: HeadWeights) -> ov.Model:
     """A multi-token prediction module (DeepSeek-AI 2024, "DeepSeek-V3 technical report", section 2.2), used again and
     again, in the layout of Qwen3-Next.
@@ -74,7 +60,7 @@ def mtp(weights: HeadWeights) -> ov.Model:
 
 
 class _Inputs:
-    """The inputs that the three have in common."""
+    """The inputs that both have."""
 
     def __init__(self, weights: HeadWeights) -> None:
         self._token_ids = parameter("input_ids", ov.Type.i64, (-1,))

@@ -1,12 +1,29 @@
-"""Protection of forked processes: they have none of their parent's threads, including the devices' threads."""
+"""Python processes that this program starts, and forks of it: they have none of its threads, the devices' included."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import weakref
+from pathlib import Path
 
 from outrider.errors import RequestError
+
+
+def child_command(module: str) -> list[str] | None:
+    """The command that runs a module in a process of its own; None if there is no Python interpreter to start.
+
+    An app that is frozen into one file, or that embeds Python, would start itself.
+    """
+    if getattr(sys, "frozen", False) or not Path(sys.executable or "").stem.lower().startswith(("python", "pypy")):
+        return None
+    return [sys.executable, "-P", "-m", module]
+
+
+def child_environment() -> dict[str, str]:
+    """This process's environment, and its module search path."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)}
 
 
 def check_process(pid: int) -> None:

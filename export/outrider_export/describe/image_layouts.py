@@ -1,5 +1,8 @@
-"""The vision half of models that have a tower and a projector, whose graph is written without PyTorch.
+"""How models lay out images, from their configurations, where the encoder is written without PyTorch: see `Described`.
 
+- Gemma 3 and 4: an image's tokens attend to later ones of the same image (Gemma Team 2025, "Gemma 3 Technical Report").
+- Qwen's: an image keeps its form, and its tokens have positions in rows and columns (Wang et al. 2024, "Qwen2-VL"; Bai
+  et al. 2025, "Qwen2.5-VL" and "Qwen3-VL").
 - Mistral Small 3 and Ministral 3 (`mistral3`): an image keeps its form, and a token ends each of its rows (Agrawal et
   al. 2024, "Pixtral 12B").
 - LLaVA-NeXT with SigLIP, as Granite Vision: the tiles of an image are put together without their padding (Liu et al.
@@ -7,13 +10,14 @@
 - LFM2-VL: an image keeps its form, or is cut into tiles and the whole.
 - MiniCPM-V: the whole image, and slices in nearly its own form (Yao et al. 2024, "MiniCPM-V: A GPT-4V level MLLM on
   your phone").
+
+Source of Gemma 4: Transformers 5.5, models/gemma4, and 5.24, models/gemma4_unified.
 """
 
 from __future__ import annotations
 
 from math import isqrt
 
-from outrider_export.describe.qwen_vision import MOST_TOKENS
 from outrider_export.describe.vision import BICUBIC, BILINEAR, CLIP, STANDARD, Checks, Config, Described, colours_of
 
 _PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
@@ -150,3 +154,91 @@ def _slices_of(config: Config, images: Config) -> tuple[Config, Checks]:
         "num_places": int(vision["image_size"]) // patch,
     }
     return fields, [("patch_size", images.get("patch_size", 14), patch)]
+
+
+_MOST_TOKENS = 280  # of an image, if the files say nothing
+
+
+def gemma3_of(config: Config, images: Config, _: Config) -> Described:
+    """See `Described`."""
+    size = int(config["vision_config"]["image_size"])
+    square = {"height": size, "width": size}
+    count = int(config.get("mm_tokens_per_image", 256))
+    checks = [
+        ("size", images.get("size", square), square),
+        ("image_seq_length", images.get("image_seq_length", count), count),
+    ]
+    splits = bool(images.get("do_pan_and_scan"))
+    begin, soft, end = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
+    fields = {
+        "tile_size": size,
+        "tokens_per_tile": count,
+        "splits": splits,
+        "num_tiles": (2, images.get("pan_and_scan_max_num_crops") or 4) if splits else (1, 1),
+        "least_edge": (images.get("pan_and_scan_min_crop_size") or 256) if splits else 0,
+        "tolerance": float(images.get("pan_and_scan_min_ratio_to_activate") or 1.2),
+        "image_token": begin,
+        "soft_token": soft,
+        "around_token": f"\n\n{begin}",
+        "end_token": f"{end}\n\n",
+    }
+    return fields | colours_of(images, STANDARD, STANDARD, BILINEAR), checks, f"{size} pixels"
+
+
+def gemma4_of(config: Config, images: Config, _: Config) -> Described:
+    """See `Described`. An image keeps its form; the larger models' attend both ways where layers have a window."""
+    encoder, text = config["vision_config"], config["text_config"]
+    patch, pooled = int(encoder.get("patch_size", 16)), int(encoder.get("pooling_kernel_size", 3))
+    checks = [
+        ("do_normalize", images.get("do_normalize", False), False),
+        ("patch_size", images.get("patch_size", 16), patch),
+        ("pooling_kernel_size", images.get("pooling_kernel_size", 3), pooled),
+    ]
+    size, most = patch * pooled, int(images.get("max_soft_tokens", _MOST_TOKENS))
+    place, is_unified = "<|image|>", "mm_embed_dim" in encoder
+    has_own = bool(text.get("hidden_size_per_layer_input", 256))
+    fields = {
+        "tile_size": size,
+        "tokens_per_tile": 1,
+        "image_token": place,
+        "around_token": "<|image>",
+        "end_token": "<image|>",
+        "mean": (0.0, 0.0, 0.0),
+        "std": (1.0, 1.0, 1.0),
+        "resample": images.get("resample", BICUBIC),
+        "num_pixels": (0, most * size**2),
+        "patches": 1 if is_unified else pooled,
+        "both_ways": "windowed" if text.get("use_bidirectional_attention") == "vision" else "none",
+        "place_token_id": int(text.get("pad_token_id") or 0) if has_own else None,
+    }
+    return fields, checks, f"patches of {patch} pixels"
+
+
+MOST_TOKENS = 4_096  # of an image, though files may say more: its encoder's time grows with their square
+_SIZES = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}  # pixels of an image, if files say nothing
+
+
+def qwen_of(config: Config, images: Config, _: Config) -> Described:
+    """See `Described`."""
+    encoder = config["vision_config"]
+    patch, merge = int(encoder.get("patch_size", 14)), int(encoder.get("spatial_merge_size", 2))
+    checks = [
+        ("patch_size", images.get("patch_size", 14), patch),
+        ("merge_size", images.get("merge_size", 2), merge),
+        ("temporal_patch_size", images.get("temporal_patch_size", 2), 2),
+    ]
+    size = patch * merge
+    sizes = _SIZES | (images.get("size") or {})
+    fewest = int(images.get("min_pixels") or sizes["shortest_edge"])
+    most = min(int(images.get("max_pixels") or sizes["longest_edge"]), MOST_TOKENS * size**2)
+    fields = {
+        "tile_size": size,
+        "tokens_per_tile": 1,
+        "image_token": "<|image_pad|>",
+        "num_pixels": (fewest, most),
+        "patches": merge,
+        "window": int(encoder.get("window_size", 112)) // size * merge if "fullatt_block_indexes" in encoder else 0,
+        "num_places": isqrt(int(encoder.get("num_position_embeddings", 0))),
+        "num_parts": 1 + len(encoder.get("deepstack_visual_indexes") or ()),
+    }
+    return fields | colours_of(images, *CLIP, BICUBIC), checks, f"patches of {patch} pixels"

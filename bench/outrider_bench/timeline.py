@@ -88,8 +88,6 @@ def read_timeline(path: Path) -> Timeline:
         timeline = Timeline(_spans(events), is_whole=lines[-1] == b"]")
         for span in timeline.rounds:
             msgspec.convert(span.args, _Round)
-        for span in timeline.of("device", "check"):
-            msgspec.convert(span.args, _Check)
     except (KeyError, msgspec.ValidationError) as error:  # a lane without a name, or a span that lacks what it says
         raise foreign from error
     return timeline
@@ -112,12 +110,6 @@ class _Round(msgspec.Struct):
     tokens: _Count
     drafted: _Count
     accepted: _Count
-
-
-class _Check(msgspec.Struct):
-    """What a call of the main model says, as far as it is drawn."""
-
-    rows: _Count
 
 
 def _spans(events: Sequence[_Event]) -> list[TraceSpan]:

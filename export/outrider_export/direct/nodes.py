@@ -1,12 +1,55 @@
-"""Masks of attention, in the form in which OpenVINO's passes find sliding windows."""
+"""Norms, angles of rotation and masks of attention, in the forms that OpenVINO's passes find."""
 
 from __future__ import annotations
 
 import numpy as np
 import openvino as ov
+from numpy.typing import ArrayLike
 from openvino import opset13 as ops
 
-from outrider.models.backends.nodes import floats, integer, size_of
+from outrider.models.backends.embeds import AXES
+from outrider.models.backends.nodes import floats, integer, ints, size_of
+from outrider.types import LONG_POSITION
+from outrider_export.direct.rope import Rope
+
+
+def rms_norm(x: ov.Node | ov.Output, weight: ArrayLike | None, eps: float) -> ov.Node:
+    """x / √(mean(x²) + eps) · weight, over the last axis. weight: None for ones."""
+    ones = [1] * rank_of(x)
+    squares = ops.power(x, floats(np.full(ones, 2)))
+    means = ops.add(ops.reduce_mean(squares, ints(-1), True), floats(np.full(ones, eps)))
+    normed = ops.multiply(x, ops.divide(floats(np.ones(ones)), ops.sqrt(means)))
+    if weight is None:
+        return normed
+    return ops.multiply(normed, floats(np.reshape(weight, (*ones[:-1], -1))))
+
+
+def rank_of(x: ov.Node | ov.Output) -> int:
+    """How many axes a node's only output has, or an output."""
+    return len((x.output(0) if isinstance(x, ov.Node) else x).get_partial_shape())
+
+
+def angles_of(rope: Rope, positions: ov.Node) -> ov.Node:
+    """Angles float32 [batch, n, tokens] at positions int64 [batch, 1, tokens].
+
+    Where long texts have frequencies of their own, their positions begin at `LONG_POSITION`: so each row of a call says
+    by which set it is rotated. Where positions have three axes, the runtime finds these by the node's name.
+    """
+    if rope.axes is not None:
+        frequencies = np.zeros((1, len(rope.axes), 3), np.float32)
+        frequencies[0, np.arange(len(rope.axes)), rope.axes] = rope.frequencies
+        along = ops.tile(positions, ints(1, 3, 1))
+        along.set_friendly_name(AXES)
+        return ops.matmul(floats(frequencies), ops.convert(along, "f32"), False, False)
+    short = floats(rope.frequencies.reshape(1, -1, 1))
+    if rope.long is None:
+        return ops.matmul(short, ops.convert(positions, "f32"), False, False)
+    first = ops.constant(np.full((1, 1, 1), LONG_POSITION, np.int64))
+    is_long = ops.greater_equal(positions, first)
+    positions = ops.select(is_long, ops.subtract(positions, first), positions)
+    frequencies = ops.select(is_long, floats(rope.long.reshape(1, -1, 1)), short)
+    return ops.multiply(frequencies, ops.convert(positions, "f32"))
+
 
 _LOWEST = -65504.0  # of float16, as in optimum-intel's graphs
 

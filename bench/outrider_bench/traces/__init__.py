@@ -1,1 +1,0 @@
-"""`outrider trace`: where the time of a trace went, in figures and as a picture."""
