@@ -87,7 +87,7 @@ def batch_of(model: Any, seed: int = 0, rows: int = 6, width: int = 24) -> Train
     answer = (torch.arange(width) >= 5) & (torch.arange(width) < lengths)
     goes_on = torch.nn.functional.pad(answer[:, 1:], (0, 1))[..., None]
     token_ids = token_ids * (torch.arange(width) < lengths)
-    return TrainingBatch(token_ids, answer, None, None, torch.where(goes_on, ids, -1), torch.where(goes_on, probs, 0.0))
+    return TrainingBatch(token_ids, answer, None, torch.where(goes_on, ids, -1), torch.where(goes_on, probs, 0.0))
 
 
 @pytest.fixture(scope="module")
