@@ -166,7 +166,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "draft_vocab too small": (writes("mtp", options={"draft_vocab": 2}), "draft_vocab=2 leaves no room"),
     **{
-        f"name {name!r}": (writes("mtp", options={"name": name}), f"name='{name}' (is no|has another)")
+        f"name {name!r}": (writes("mtp", options={"name": name}), f"name='{name}' cannot be a drafter's")
         for name in ("main", "auto", "tokenizer", "../main", "a/b", "", "-x", "ein Name")
     },
 }

@@ -316,8 +316,7 @@ def test_parts_that_are_missing_or_of_another_model_are_named(tmp_path: Path) ->
 
 def test_what_is_read_is_all_there(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "model.gguf", READ)
-    with pytest.raises(ExportError, match="does not read its quantisation"):  # the last of `read_all`
-        read_all(path, tmp_path / "tokenizer")
+    read_all(path, tmp_path / "tokenizer")
     assert (tmp_path / "tokenizer" / "tokenizer.json").is_file()
 
 
