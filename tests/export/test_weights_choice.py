@@ -74,7 +74,7 @@ def test_options_of_one_library_keep_openvino(options: dict[str, Any], free: boo
 def test_a_search_measures_all_forms_that_a_model_can_have(make_checkpoint: Any) -> None:
     trials = search_forms(str(make_checkpoint("of-9", num_hidden_layers=9)), "main", DeviceConfig(), Recorder())
     assert trials[0].form == this_machine().main[0]
-    lost = {trial.form: trial.kl for trial in trials if trial.kl is not None}
-    assert lost[trials[0].form] < 0.01
+    assert trials[0].kl is not None
+    assert trials[0].kl < 0.01
     assert {trial.form for trial in trials} >= {O8, O4}
-    assert all(trial.seconds[1] > 0 for trial in trials)
+    assert [trial.verdict for trial in trials if not trial.seconds] == []
