@@ -25,7 +25,6 @@ QtGui = pytest.importorskip("PySide6.QtGui")
 SAMPLE = Path(__file__).parents[1] / "samples" / "desktop_chat.py"
 OPTIONS: dict[str, Any] = {"max_new_tokens": 48, "cache_size": 0.05, "ignore_eos": True}
 QUESTION, NEXT = "Say a word.", "And another?"
-NUM_TURNS = 20  # of the event loop, while an answer waits for them
 
 
 @pytest.fixture(scope="module")
@@ -125,28 +124,6 @@ def test_markdown_and_code_are_shown_as_they_are(app: Any, sample: ModuleType, t
     answer.deleteLater()
 
 
-def test_the_window_lives_while_an_answer_comes(
-    app: Any, window: Any, expected: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The answer waits for some turns of the event loop, which would never come if the window waited for the answer."""
-    turned, turns = Event(), 0
-
-    def turn() -> None:
-        nonlocal turns
-        turns += 1
-        if turns > NUM_TURNS:
-            turned.set()
-
-    timer = QtCore.QTimer(interval=1)
-    timer.timeout.connect(turn)
-    timer.start()
-    wait_between_pieces(window, turned, monkeypatch)
-    ask(app, window, QUESTION)
-    timer.stop()
-    assert turns > NUM_TURNS
-    assert shown(window)[-1] == ("assistant", expected[0])
-
-
 def test_cancel_and_the_next_answer(
     app: Any, window: Any, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,42 +158,6 @@ def test_a_cancel_before_the_answer_began(app: Any, window: Any, expected: list[
     wait(app, lambda: not window.busy)
     assert "Cancelled." in window.status.text()
     assert len(shown(window)[-1][1]) < len(expected[0])
-
-
-def test_comparing_leaves_the_conversation_alone(app: Any, window: Any, expected: list[str]) -> None:
-    results: list[Any] = []
-    window.compared.connect(results.extend)
-    window.temperature.setValue(0.8)
-    ask(app, window, QUESTION)
-    before = shown(window)
-    window.compare_button.click()
-    wait(app, lambda: not window.busy)
-    assert [result.text for result in results] == [before[-1][1]] * 2  # the same seed
-    assert not results[0].stats.num_draft_tokens
-    assert window.status.text().endswith("the same text")
-    assert shown(window) == before
-    window.temperature.setValue(0)
-    window.drafting.setChecked(False)
-    window.retry_button.click()
-    wait(app, lambda: not window.busy)
-    assert shown(window)[-1] == ("assistant", expected[0])
-    assert "nothing drafted" in window.status.text()
-
-
-def test_another_device_goes_on_with_the_conversation(app: Any, window: Any, expected: list[str]) -> None:
-    ask(app, window, QUESTION)
-    token_ids, engine = window.chat.token_ids, window.engine
-    assert window.main_device.currentText() == "CPU"
-    missing = window.main_device.findText("NPU")
-    assert not window.main_device.model().item(missing).isEnabled()
-    window.main_device.activated.emit(0)
-    assert window.busy
-    assert window.progress.isVisible()
-    wait(app, lambda: not window.busy)
-    assert window.engine is not engine
-    assert window.chat.token_ids == token_ids
-    ask(app, window, NEXT)
-    assert shown(window)[-1] == ("assistant", expected[1])
 
 
 def test_errors_are_a_line_in_the_window(app: Any, window: Any, tiny: Path, tmp_path: Path) -> None:

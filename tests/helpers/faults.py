@@ -1,14 +1,13 @@
 """Every fault that an app's code can bring, derived from the interfaces: a new member is in it by itself."""
 
-import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol
 
 import numpy as np
 
 from outrider.drafters import Ngram, Suffix
-from outrider.types import Distribution, Draft, Drafter, Guess, Requirements
+from outrider.types import Draft, Drafter, Guess, Requirements
 
 
 class Unspeakable(BaseException):
@@ -100,13 +99,6 @@ class Recorder(Faulty):
         return super().__getattr__(name)
 
 
-class Silent:
-    """An observer that takes in everything, and does nothing."""
-
-    def __getattr__(self, _: str) -> Callable[..., None]:
-        return lambda *_: None
-
-
 class Plain(Ngram):
     """An app's drafter of the simplest kind, which also drafts ahead, and has what a drafter may have."""
 
@@ -154,50 +146,3 @@ SOUND: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "priced": (Priced, {}),
 }
 DRAFTER = members_of(Drafter)
-SURE = Distribution(np.array([5]), np.array([1.0]))
-
-
-def changed(sound: Any) -> Iterator[Any]:
-    """A dataclass with each of its fields replaced by each value, alone and as many times as the field has items."""
-    for field in dataclasses.fields(sound):
-        had = getattr(sound, field.name)
-        count = len(had) if isinstance(had, list) else 1
-        for value in VALUES:
-            for each in (value, [value] * count):
-                try:
-                    yield replace(sound, **{field.name: each})
-                except Exception:  # noqa: S112 - it is refused where it is made, in the app's own code
-                    continue
-
-
-CHAIN = Draft([5, 6, 7], [SURE, SURE, SURE], [0.5, 0.5, 0.5])
-
-
-def drafts() -> list[Any]:
-    """Drafts of all kinds, each with one thing wrong or strange."""
-    tree = Draft([5, 6, 7], parents=[-1, -1, 0])
-    probs = [Draft([5], [each]) for each in changed(SURE)]
-    lengths = [Draft([5] * count) for count in (0, 1, 63, 64, 65, 5000)]
-    late = Draft([5, 6])
-    late.token_ids.clear()
-    return [*VALUES, *changed(CHAIN), *changed(tree), *probs, *lengths, late]
-
-
-def proposing(drafts: Iterable[Any]) -> list[Fault]:
-    """A `propose` for each of these drafts, for every request."""
-    return [Fault("propose", value=lambda requests, draft=draft: [draft] * len(requests)) for draft in drafts]
-
-
-def requiring() -> list[Fault]:
-    """Requirements with one thing wrong."""
-    return [Fault("requirements", value=each, is_method=False) for each in changed(Requirements())]
-
-
-# What each sound drafter brings besides the faults of its members. A draft is checked where it enters, whoever brings
-# it: so one drafter brings all of them, the ruled one those whose confidences its rule reads, the priced one guesses.
-PROPOSALS: dict[str, Callable[[], list[Fault]]] = {
-    "plain": lambda: [*proposing(drafts()), *requiring()],
-    "ruled": lambda: proposing(each for each in changed(CHAIN) if each.confidences is not CHAIN.confidences),
-    "free": list,
-    "priced": lambda: [Fault("guess", value=lambda *_, each=each: each) for each in changed(Guess(1.0, 1))],
-}

@@ -1,4 +1,4 @@
-"""Models of other shapes: what is refused at load, and that measuring costs tells experts apart."""
+"""Models of other shapes: what is refused at load."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ import outrider
 from outrider.bundle import Bundle, read_bundle, write_manifest
 from outrider.bundle.architectures import PEERS, REFUSED, refusal_of
 from outrider.errors import BundleError
-from outrider.models.backends.attention import check_windows, describe_windows, windows_of
+from outrider.models.backends.attention import check_windows, windows_of
 from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.cost.measure import measure_pass, time_calls
 from outrider.models.cost.table import MAIN_ROWS
@@ -101,13 +101,6 @@ def test_a_graph_without_the_manifest_s_windows_is_refused(tmp_path: Path) -> No
         outrider.Engine(bundle, tokenizer=ToyTokenizer())
 
 
-@pytest.mark.parametrize("windows", [None, (0,) * LAYERS])
-def test_windows_that_are_not_known_or_the_same_are_no_obstacle(windows: Any, tmp_path: Path) -> None:
-    bundle = with_geometry(tmp_path / "toy", sliding_windows=windows)
-    model = read_decoder(ov.Core(), bundle.model_path(bundle.manifest.main), windows=windows)
-    assert windows_of(model) == (0,) * LAYERS
-
-
 def test_a_window_is_read_from_what_openvino_makes_of_it(tmp_path: Path) -> None:
     bundle = save_toy_bundle(tmp_path / "toy", draft=False)
     model = read_decoder(ov.Core(), bundle.model_path(bundle.manifest.main))
@@ -128,14 +121,6 @@ def test_windows_are_refused_in_onnx(tmp_path: Path) -> None:
         BundleError, match=r"sliding windows of 16 tokens \(2 of 2 layers\), for which ONNX Runtime needs"
     ):
         ModelSpec("main", bundle, main).compile()
-
-
-def test_windows_in_words() -> None:
-    assert describe_windows((0, 0)) == "no limit"
-    assert describe_windows((512, 0, 4096, 512)) == "512 and 4,096 tokens (3 of 4 layers)"
-
-
-# Mixtures of experts
 
 
 class RecordingBackend(FakeBackend):

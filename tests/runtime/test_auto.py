@@ -9,12 +9,11 @@ import pytest
 import outrider
 from outrider.bundle import Bundle
 from outrider.decoding.own import inner
-from outrider.drafters import DraftModel
 from outrider.drafters.controller import Controller, Fixed
 from outrider.drafters.controller.acceptance import Share
 from outrider.drafters.controller.ledger import Ledger
 from outrider.models.cost.table import LONGEST
-from outrider.testing import ToyTokenizer, save_toy_bundle
+from outrider.testing import save_toy_bundle
 from outrider.tokens.verifiers import Coupled, Greedy
 from toys import fix_costs, load_toy
 
@@ -69,36 +68,6 @@ def test_drafts_grow_with_what_they_earn(tmp_path: Path) -> None:
     assert max(stats.num_draft_tokens_per_round[-10:-1]) == LONGEST
 
 
-def test_a_number_fixes_the_length(engine: outrider.Engine) -> None:
-    stats = engine.generate("hello", drafter="draft", num_assistant_tokens=4, max_new_tokens=60, ignore_eos=True).stats
-    assert set(stats.num_draft_tokens_per_round[:-4]) == {4}
-
-
-@pytest.mark.slow
-def test_a_threshold_ends_drafts(engine: outrider.Engine) -> None:
-    options: dict[str, Any] = {"drafter": "draft", "max_new_tokens": 400, "ignore_eos": True}
-    plain = engine.generate("hello", **options | {"drafter": None})
-    lengths = {}
-    for threshold in (0.01, 0.3, 1.0):
-        result = engine.generate("hello", assistant_confidence_threshold=threshold, **options)
-        assert result.token_ids == plain.token_ids
-        lengths[threshold] = result.stats.num_draft_tokens_per_round[:-LONGEST]
-    assert set(lengths[0.01]) == {LONGEST}
-    assert set(lengths[1.0]) == {1}  # the token whose confidence is too low ends the draft, and is verified with it
-    assert len(set(lengths[0.3])) > 2
-    capped = engine.generate("hello", assistant_confidence_threshold=0.01, num_assistant_tokens=3, **options)
-    assert set(capped.stats.num_draft_tokens_per_round[:-3]) == {3}
-    with pytest.raises(outrider.OptionError, match="threshold=0.5 is for draft models, and drafter='ngram' is not one"):
-        engine.generate("hello", drafter="ngram", assistant_confidence_threshold=0.5)
-
-
-def test_an_apps_own_draft_model_decides_for_itself(engine: outrider.Engine) -> None:
-    bundled = engine.draft_models["draft"]
-    engine.add_drafter("mine", bundled.on(bundled.backend))  # the cost of its calls was not measured
-    stats = engine.generate("hello", drafter="mine", max_new_tokens=40, ignore_eos=True).stats
-    assert max(stats.num_draft_tokens_per_round) == DraftModel.num_assistant_tokens
-
-
 def test_an_apps_own_drafter_that_says_its_price_is_controlled(engine: outrider.Engine) -> None:
     """Its class does not matter, only what it declares."""
     bundled = engine.draft_models["draft"]
@@ -112,37 +81,3 @@ def test_an_apps_own_drafter_that_says_its_price_is_controlled(engine: outrider.
     drafted = engine.generate("hello", drafter="priced", max_new_tokens=60, ignore_eos=True)
     assert drafted.token_ids == plain.token_ids
     assert drafted.stats.num_draft_tokens > 0
-
-
-def test_costs_are_kept_for_the_next_start(toy_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("outrider.system.saved.FOLDER", tmp_path)
-    config = outrider.Config().replace(cache_size=0.01, overlap=True)
-    first = outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
-    assert len(list((tmp_path / "costs").iterdir())) == 3  # of both models, and of both at once
-    again = outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
-    assert {role: cost.near for role, cost in again.costs.items()} == {r: c.near for r, c in first.costs.items()}
-    again.measure_costs(repeats=2)
-    assert {role: cost.near for role, cost in again.costs.items()} != {r: c.near for r, c in first.costs.items()}
-
-
-@pytest.mark.slow  # quick tests may have one processor only
-def test_other_threads_have_other_costs(
-    openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("outrider.system.saved.FOLDER", tmp_path)
-    for num_threads, count in ((2, 3), (1, 6)):
-        load_toy(openvino_bundle, cache_size=0.01, num_threads=num_threads, overlap=True)
-        assert len(list((tmp_path / "costs").iterdir())) == count
-
-
-@pytest.mark.slow
-def test_costs_of_a_small_cache_do_not_stand_for_a_larger_one(
-    openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("outrider.system.saved.FOLDER", tmp_path)
-    measured = [
-        load_toy(openvino_bundle, cache_size=size, precision="f32", cache_precision="f32").costs["draft"]
-        for size in (0.0001, 0.005, 0.0001, 0.005)
-    ]
-    assert [cost.contexts for cost in measured] == [(64, 64), (256, 1024)] * 2
-    assert measured[3].near == measured[1].near  # the smaller cache has not replaced them

@@ -86,7 +86,7 @@ ACTIONS = st.tuples(
 
 
 @settings(max_examples=400)
-@given(st.lists(ACTIONS, max_size=40), st.booleans())
+@given(st.lists(ACTIONS, min_size=12, max_size=40), st.booleans())
 def test_every_text_finds_its_own_tokens(actions: list[Any], grows: bool) -> None:
     """For texts that are opened, read, published and closed in any order."""
     memory = np.full((NUM_BLOCKS, SIZE), GARBAGE)
@@ -120,25 +120,6 @@ def test_every_text_finds_its_own_tokens(actions: list[Any], grows: bool) -> Non
     assert pool.num_used == 0
 
 
-@settings(max_examples=200)
-@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), min_size=1, max_size=6))
-def test_the_longest_common_beginning_is_found(texts: list[list[int]]) -> None:
-    pool = BlockPool(64, SIZE)
-    for token_ids in texts:
-        table = pool.open(len(token_ids), token_ids)
-        assert table
-        table.close(token_ids)
-    for token_ids in texts:
-        table = pool.open(20, [*token_ids, 1])
-        assert table
-        assert table.num_cached == len(token_ids)
-        table.close()  # without its tokens: a last block that it has taken over is lost
-        again = pool.open(20, [*token_ids, 1])
-        assert again
-        assert again.num_cached >= len(token_ids) // SIZE * SIZE
-        again.close(token_ids)
-
-
 def test_of_a_part_that_is_whole_all_is_taken_from_the_cache_or_none() -> None:
     pool = BlockPool(64, SIZE)
     text = [*range(20)]
@@ -152,54 +133,6 @@ def test_of_a_part_that_is_whole_all_is_taken_from_the_cache_or_none() -> None:
         assert again
         assert again.num_cached == expected
         again.close(text[:13])
-
-
-def test_the_least_recently_used_text_goes_first_and_its_end_before_its_beginning() -> None:
-    pool = BlockPool(6, SIZE)
-    first, second = [1] * 9, [2] * 9
-    for token_ids in (first, second):
-        table = pool.open(9, token_ids)
-        assert table
-        table.close(token_ids)
-    pool.open(10, [*first, 0])  # not read to its end: closed below
-    assert pool.num_idle == 2  # of the second text, one block has gone for the tenth token
-    found = pool.open(6, [*second, 0])
-    assert found
-    assert found.num_cached == 5  # all but the last: it is what is to be read
-    assert pool.num_evicted == 2  # the block to copy was the last one left: it is used itself
-    assert found.copied_block is None
-
-
-def test_texts_that_run_share_what_was_kept() -> None:
-    pool = BlockPool(8, SIZE)
-    prompt = [1, 0, 1, 1, 0, 0, 1]
-    first, twin = pool.open(12, prompt), pool.open(12, prompt)
-    assert first
-    assert twin
-    assert not {*first.blocks} & {*twin.blocks}
-    for table in (first, twin):  # both have read the same; the twin gives its blocks for the first one's
-        table.publish(prompt)
-    assert first.blocks[:2] == twin.blocks[:2]
-    third = pool.open(12, prompt)
-    assert third
-    assert third.blocks[:2] == first.blocks[:2]
-    assert third.num_cached == 6
-    assert pool.num_used == 2 + 3 * 2
-    assert pool.open(1) is None
-    for table in (first, twin, third):
-        table.close()
-    assert (pool.num_used, pool.num_idle) == (0, 2)
-
-
-def test_a_text_of_another_scope_shares_nothing() -> None:
-    pool = BlockPool(12, SIZE)
-    token_ids = [1, 0, 1, 1, 0]
-    for scope, num_cached in ((b"", 0), (b"image", 0), (b"", 5), (b"image", 5)):
-        table = pool.open(6, [*token_ids, 0], scope)
-        assert table
-        assert table.num_cached == num_cached
-        table.close(token_ids)
-    assert pool.num_idle == 4
 
 
 TEXTS = st.lists(st.integers(0, 2), max_size=70) | st.integers(60, 140).map(lambda length: [1] * length)
@@ -217,22 +150,6 @@ def test_the_text_that_has_most_in_common_is_found(texts: set[tuple[int, ...]], 
     assert num_common == most
     assert (found is None) == (not most)
     assert not found or list(found.token_ids[:most]) == asked[:most]
-
-
-def test_a_failure_to_grow_loses_nothing() -> None:
-    def fail(_: int) -> None:
-        raise outrider.DeviceError("no more")
-
-    pool = BlockPool(2, SIZE, max_blocks=8, grow=fail)
-    table = pool.open(6, [1] * 6)
-    assert table
-    table.close([1] * 6)
-    with pytest.raises(outrider.DeviceError):
-        pool.open(12, [1] * 6)
-    again = pool.open(6, [1] * 6)
-    assert again
-    assert again.num_cached == 5
-    assert pool.max_tokens == 6  # from now on, more is refused up front
 
 
 def test_a_cache_that_grows_stays_in_its_budget(openvino_bundle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,23 +236,6 @@ def test_a_device_that_fails_for_a_while_is_used_again(openvino_bundle: Any, mon
     assert model.cache.num_used_tokens == 0
 
 
-def test_blocks_that_a_benchmark_pretends_to_have_written_are_written(
-    openvino_bundle: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Memory that nobody has written is one page of zeros. Calls that read it seem half as long."""
-    main = openvino_bundle.manifest.main
-    model = OpenVINOPaged(openvino_bundle.model_path(main), vocab_size=main.vocab_size)
-    model.allocate(1024)
-    written: list[int] = []
-    monkeypatch.setattr(model.paged_cache, "copy_block", lambda _, target: written.append(target))
-    slot = model.open(400)
-    assert slot
-    for length in (100, 40, 300):
-        slot.trim(0)
-        slot.skip_to(length)
-    assert written == slot.blocks[: -(-300 // model.block_size)].tolist()
-
-
 @pytest.mark.parametrize("grows", [False, True])
 def test_two_graphs_share_a_cache(openvino_bundle: Any, monkeypatch: pytest.MonkeyPatch, grows: bool) -> None:
     """Each graph reads the blocks that the other has written, also after the tensors have grown."""
@@ -382,16 +282,3 @@ def reader_of(cache: paged_cache.PagedCache, name: str, *, num_more: int = 0) ->
     parameter.output(0).set_names({name})
     model = ov.Model([ops.result(ops.multiply(parameter, ops.constant(np.float32(1))))], [parameter])
     return ov.Core().compile_model(model, "CPU").create_infer_request()
-
-
-def test_a_graph_that_keeps_other_numbers_is_refused(openvino_bundle: Any) -> None:
-    main = openvino_bundle.manifest.main
-    model = OpenVINOPaged(openvino_bundle.model_path(main), vocab_size=main.vocab_size, precision="f32")
-    model.allocate(64)
-    cache = model.paged_cache
-    with pytest.raises(outrider.DeviceError, match=r"has key_cache\.0 as .* in the cache, and a graph .* as "):
-        cache.bind(reader_of(cache, "key_cache.0", num_more=1))
-    parameter = ops.parameter([1], np.float32)
-    other = ov.Model([ops.result(ops.abs(parameter))], [parameter])
-    with pytest.raises(outrider.DeviceError, match="has none of its inputs"):
-        cache.bind(ov.Core().compile_model(other, "CPU").create_infer_request())

@@ -1,22 +1,18 @@
 """An incomplete or damaged bundle is refused. The error names the wrong part."""
 
 import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-import msgspec
 import pytest
 
 import outrider
-from outrider.bundle import Bundle, read_bundle, sha256_of
-from outrider.bundle import folder as bundle
-from outrider.bundle.vision import AnyVisionEntry, VisionEntry
+from outrider.bundle import Bundle, read_bundle
 from outrider.cli import run
 from outrider.errors import BundleError
-from outrider.testing import ToyTokenizer, save_toy_bundle
+from outrider.testing import save_toy_bundle
 
 VISION: dict[str, Any] = {
     "layout": "idefics3", "folder": "vision", "weights": "fp32",
@@ -52,38 +48,23 @@ def test_a_whole_bundle_is_read_and_checked(copy: Path) -> None:
     (lambda m: m["main"].update(vocab_size="forty"), r"Expected `int`, got `str`.*main.vocab_size"),
     (lambda m: m["main"]["geometry"].update(num_layers=0), r"num_layers"),
     (lambda m: m["main"]["geometry"].update(layer_states=["rwkv", ""]), "Invalid enum value 'rwkv'.*layer_states"),
-    (lambda m: m["main"]["geometry"].update(layer_states=[""]), "2 layers, and layer_states of 1"),
     (lambda m: m["main"].update(folder="../main"), r"main.folder"),
     (lambda m: m["files"][0].update(path="../../etc/passwd"), "not inside"),
-    (lambda m: m["files"][0].update(path="/etc/passwd"), "not inside"),
-    (lambda m: m["files"][0].update(path="C:/boot.ini"), "not inside"),
     (lambda m: m["files"][0].update(size=1), "bytes instead of 1"),
     (lambda m: m["files"].pop(), r"lists no main/openvino_model"),
     (lambda m: m["main"].update(vocab_size=49), "gives 48 logits for 49 tokens"),
     (lambda m: m["drafters"][0]["model"].update(vocab_sha256="0" * 64), "vocabulary of drafter 'draft' is not"),
     (lambda m: m["drafters"].append(m["drafters"][0]), "names must differ"),
-    (lambda m: m["drafters"][0].update(name="ngram"), "names must differ"),
     (lambda m: m["drafters"][0].update(name="draft\n"), r"matching regex .*drafters\[0\]\.name"),
-    (lambda m: m["main"].update(folder="main\n"), r"matching regex .*main\.folder"),
-    (lambda m: m.update(minimum_runtime="0.1\n"), r"matching regex .*minimum_runtime"),
     (lambda m: m["drafters"].extend(m["drafters"][:1] * 64), r"length <= 64 - at .*drafters"),
     (lambda m: m["main"].update(vision=VISION | {"image_token": ""}), r"length >= 1 - at .*vision\.image_token"),
-    (lambda m: m["main"].update(vision=VISION | {"tile_size": 10**9}), r"<= 4096 - at .*vision\.tile_size"),
-    (lambda m: m["main"].update(vision=VISION | {"tokens_per_tile": 10**12}), r"<= 1048576 .*tokens_per_tile"),
     (lambda m: m["drafters"][0].update(kind="oracle"), "there is no kind 'oracle' of drafters"),
     (lambda m: m["drafters"][0].update(kind="eagle3"), "drafter 'draft' of kind eagle3 has no features"),
-    (lambda m: m["drafters"][0].update(kind="mtp", features=["a"], num_places=3), "has a value for num_places"),
-    (lambda m: m["drafters"][0].update(kind="dflash", features=["a"], num_places=3), "dflash has no mask_token_id"),
     (lambda m: m["drafters"][0].update(mask_token_id=3), "draft_model has a value for mask_token_id"),
-    (lambda m: m["drafters"][0].update(num_places=3), "draft_model has a value for num_places"),
-    (lambda m: m["drafters"][0]["model"]["geometry"].update(num_layers=0), "the draft model num_layers=0"),
-    (lambda m: m.update(minimum_runtime="2026.x"), "minimum_runtime"),
     (lambda m: m["tokenizer"].update(eos_token_ids=[40]), "eos_token_id 40 is outside the vocabulary of 40"),
     (lambda m: m["main"].update(format="pickle"), "Invalid enum value 'pickle'"),
     (lambda m: m.update(schema_version=99, surprise=1), "was written for outrider .* Upgrade"),
     (lambda m: m.update(minimum_runtime="99.0"), "was written for outrider 99.0 or later"),
-    (lambda m: m.update(minimum_runtime="9" * 5000), "outrider.json is damaged: .*minimum_runtime"),
-    (lambda m: m["files"][0].update(path="x" * 5000), "(cannot be read: File name too long|is missing)"),
     (lambda m: m["files"][1].update(sha256="0" * 64), "is not the file that was exported.*Restore it, or export"),
 ])  # fmt: skip
 def test_a_tampered_manifest_is_refused(copy: Path, change: Callable[[dict[str, Any]], object], message: str) -> None:
@@ -116,16 +97,6 @@ def test_truncated_weights_are_found_without_reading_them(copy: Path) -> None:
         read_bundle(copy)
 
 
-def test_a_flipped_bit_is_found_by_the_hashes(copy: Path) -> None:
-    path = copy / "main" / "openvino_model.bin"
-    content = bytearray(path.read_bytes())
-    content[100] ^= 1
-    path.write_bytes(content)
-    bundle = read_bundle(copy)
-    with pytest.raises(BundleError, match=r"main.openvino_model.bin is not the file that was exported"):
-        bundle.check_hashes()
-
-
 def test_a_flipped_bit_of_a_manifest_is_found_or_changes_nothing(copy: Path) -> None:
     path = copy / "outrider.json"
     whole, sound = path.read_bytes(), read_bundle(copy).manifest
@@ -153,13 +124,6 @@ def test_a_flipped_bit_of_weights_is_found_by_commands(
     read_bundle(copy)
     assert run([*command, str(copy)]) == 1
     assert "openvino_model.bin is not the file that was exported" in capsys.readouterr().err
-
-
-def test_a_changed_number_of_a_manifest_is_found(copy: Path) -> None:
-    path = copy / "outrider.json"
-    path.write_bytes(re.sub(rb'("eos_token_ids": \[\s*)\d', rb"\g<1>1", path.read_bytes()))
-    with pytest.raises(BundleError, match="is damaged: it is not what was written, as its checksum says. Restore it"):
-        read_bundle(copy)
 
 
 @pytest.mark.parametrize(("content", "message"), [
@@ -197,22 +161,6 @@ def test_other_bytes_in_what_a_parser_takes_as_it_is_are_found(with_tokenizer: P
         read_bundle(with_tokenizer)
 
 
-def test_weights_are_not_read_at_every_start(with_tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str] = []
-
-    def hashed(path: Path, progress: object = None) -> str:
-        read.append(path.relative_to(with_tokenizer).as_posix())
-        return sha256_of(path)
-
-    monkeypatch.setattr(bundle, "sha256_of", hashed)
-    listed = {entry.path for entry in read_bundle(with_tokenizer).manifest.files}
-    assert set(read) == {path for path in listed if not path.endswith("openvino_model.bin")}
-    read.clear()
-    monkeypatch.setattr(bundle, "_HASHED_BYTES", 1000)
-    read_bundle(with_tokenizer)
-    assert sorted(read) == sorted(f"tokenizer/{name}" for name in FILES)
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_a_tokenizer_that_is_not_there_is_named_at_once(with_tokenizer: Path, name: str) -> None:
     edit(with_tokenizer, lambda m: m["tokenizer"].update(folder="elsewhere"))
@@ -223,28 +171,3 @@ def test_a_tokenizer_that_is_not_there_is_named_at_once(with_tokenizer: Path, na
     (with_tokenizer / "tokenizer" / name).unlink()
     with pytest.raises(BundleError, match=f"The tokenizer in .*tokenizer has no {name}. Export"):
         outrider.load(with_tokenizer)
-
-
-def test_a_draft_models_own_tokenizer_is_missed_before_models_are_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("outrider.engine.assembly.load_models", lambda *_, **__: pytest.fail("models are loaded"))
-    opened = save_toy_bundle(tmp_path / "bundle", draft_tokens=[b"a", b"b", b"c", b"<end>"])
-    with pytest.raises(BundleError, match=r"The tokenizer in .*draft-tokenizer has no openvino_tokenizer\.xml"):
-        outrider.Engine(opened, tokenizer=ToyTokenizer())
-
-
-ANY: Any = AnyVisionEntry
-
-
-@pytest.mark.parametrize("layout", [each.__struct_config__.tag for each in get_args(AnyVisionEntry)])
-def test_entries_of_vision_with_the_fields_of_all_layouts_are_read(layout: str) -> None:
-    """As manifests had them before each layout had an entry of its own."""
-    others = {
-        "row_token": "", "num_tiles": [1, 1], "sizes": [[8, 8]], "numbered": True, "tolerance": 1.0, "num_places": 3,
-        "num_pixels": [0, 64], "patches": 2, "window": 0, "num_parts": 1, "least_edge": 0, "both_ways": "none",
-        "soft_token": "s", "place_token_id": None,
-    }  # fmt: skip
-    entry: VisionEntry = msgspec.convert(VISION | others | {"layout": layout}, ANY)
-    assert (entry.layout, entry.folder, entry.numbered) == (layout, "vision", layout.startswith("minicpm"))
-    assert msgspec.json.decode(msgspec.json.encode(entry), type=type(entry)) == entry

@@ -1,8 +1,6 @@
 """The prefix cache in conversations: published tokens are not read again, and nothing else changes."""
 
-import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +9,7 @@ import pytest
 
 import outrider
 from outrider.bundle import Bundle
-from outrider.decoding import row_budget
-from outrider.decoding.rereading import Rereading
 from outrider.decoding.slots import release
-from outrider.testing import FakeBackend, save_toy_bundle
 from outrider.types import (
     Chunk,
     Prompt,
@@ -67,30 +62,6 @@ def test_a_conversation_says_what_it_would_have_said(
     assert (use.num_requests, use.num_hits) == (10, 8)
 
 
-@pytest.mark.slow
-def test_a_long_prompt_is_cancelled_between_its_pieces(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And leaves no trace: its begin, which may be in the cache, has the same answer as where nothing was cancelled."""
-
-    class Cancel(threading.Event):
-        """Set when it has been asked a few times: after the first pieces, on a machine of any speed."""
-
-        num_asked = 0
-
-        def is_set(self) -> bool:
-            self.num_asked += 1
-            return self.num_asked > 3
-
-    monkeypatch.setattr(row_budget, "PIECE_SECONDS", 0.02)
-    prompt = random_ids(12, 4000)
-    with outrider.load(smollm2, cache_size=0.5, max_num_batched_tokens=4000, drafter=None) as engine:
-        cancelled = engine.generate(prompt, max_new_tokens=5, cancel=Cancel())
-        assert cancelled.finish_reason == "cancelled"
-        again = engine.generate(prompt[:3000], max_new_tokens=5, ignore_eos=True)
-        assert 0 < again.stats.num_cached_tokens < 2900
-    with outrider.load(smollm2, cache_size=0.5, drafter=None) as engine:
-        assert engine.generate(prompt[:3000], max_new_tokens=5, ignore_eos=True).token_ids == again.token_ids
-
-
 @pytest.mark.fast_cases(1)
 @pytest.mark.every_format
 @pytest.mark.parametrize("drafter", ["draft", None])
@@ -135,72 +106,6 @@ def test_a_request_that_comes_meanwhile_takes_what_was_read_again(toy_bundle: Bu
     assert engine.generate([*text, 1, *result.token_ids, 2], max_new_tokens=1).stats.num_cached_tokens == len(text) + 20
 
 
-def test_an_answer_that_cannot_be_read_again_costs_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(FakeBackend):
-        def submit(self, chunks: Any) -> Any:
-            raise outrider.DeviceError("gone")
-
-    rereading, backend = Rereading(), Broken(16)
-    rereading.add(TokenSequence([1, 2, 3, 4], 2))
-    assert rereading.is_due
-    opened: list[Any] = []
-    open_it, backend.open = backend.open, lambda *args: opened.append(open_it(*args)) or opened[-1]  # type: ignore[method-assign, func-returns-value]
-    rereading.go_on(backend, lambda: False)
-    assert not rereading.is_due
-    assert not rereading.has_begun
-    assert [slot.closed for slot in opened] == [True]
-    assert "could not be read again: DeviceError('gone')" in caplog.text
-    backend.open = lambda *_: None
-    rereading.add(TokenSequence([1, 2, 3, 4], 2))
-    rereading.go_on(backend, lambda: False)  # there is no room
-    assert not rereading.is_due
-
-
-def test_what_cannot_be_published_after_a_second_reading_is_closed(caplog: pytest.LogCaptureFixture) -> None:
-    class Full:
-        closed = False
-
-        def publish(self, _: Any) -> None:
-            raise ZeroDivisionError
-
-        def close(self) -> None:
-            self.closed = True
-
-    rereading, slot = Rereading(), Full()
-    rereading.add(TokenSequence([1] * 100, 2))
-    rereading._slot = slot  # type: ignore[assignment]
-    rereading.pause()
-    assert slot.closed
-    assert not rereading.has_begun
-    assert "could not be published: ZeroDivisionError" in caplog.text
-
-
-def test_what_needs_no_second_reading() -> None:
-    rereading = Rereading()
-    rereading.add(TokenSequence([1, 2, 3], 3))  # nothing was generated
-    rereading.add(TokenSequence([1, 2, 3, 4], 3, answers=((1, 2),)))  # the app says which parts are answers
-    assert not rereading.is_due
-
-
-@pytest.mark.parametrize("answers", [((3, 2),), ((0, 9),), ((0, 2), (1, 3)), ((-1, 2),), (("a", 2),), ((1,),), (5,)])
-def test_answers_that_are_no_parts_of_the_prompt(answers: Any) -> None:
-    with pytest.raises(outrider.RequestError, match=r"are not parts of a prompt of 5 tokens\. Give each as"):
-        Prompt([1, 2, 3, 4, 5], answers=answers)
-
-
-@pytest.mark.parametrize(("given", "has"), [
-    ({"answers": None}, ()),
-    ({"answers": []}, ()),
-    ({"answers": np.zeros((0, 2), int)}, ()),
-    ({"answers": np.array([[1, 3], [3, 4]])}, ((1, 3), (3, 4))),
-    ({"answers": (range(i, i + 2) for i in (0, 2))}, ((0, 1), (2, 3))),  # is read once
-    ({"answers": [[1, 3]], "scope": None, "embeds": None}, ((1, 3),)),
-])  # fmt: skip
-def test_a_prompt_takes_parts_in_any_form(given: dict[str, Any], has: tuple[Any, ...]) -> None:
-    prompt = Prompt([1, 2, 3, 4, 5], **given)
-    assert (prompt.answers, prompt.scope, prompt.embeds) == (has, b"", ())
-
-
 @pytest.mark.parametrize(("given", "message"), [
     ({"answers": 0}, "answers=0 are not parts"),
     ({"token_ids": None, "answers": [(0, 1)]}, "token_ids=None has no length. Pass a list"),
@@ -210,29 +115,6 @@ def test_a_prompt_takes_parts_in_any_form(given: dict[str, Any], has: tuple[Any,
 def test_a_prompt_says_what_is_wrong_with_it(given: dict[str, Any], message: str) -> None:
     with pytest.raises(outrider.RequestError, match=message):
         Prompt(**{"token_ids": [1, 2, 3]} | given)
-
-
-@pytest.mark.every_format
-def test_the_draft_model_takes_up_its_own(toy_bundle: Bundle) -> None:
-    engine = load_toy(toy_bundle)
-    text = random_ids(0, 100)
-    options: Options = {"drafter": "draft", "num_assistant_tokens": 3, "max_new_tokens": 20, "ignore_eos": True}
-    first = engine.generate(text, **options)
-    engine.generate(text + first.token_ids + [1, 2, 3], **options)
-    use = engine.cache["draft"]
-    assert (use.num_requests, use.num_hits) == (2, 1)
-    assert use.num_cached_tokens >= 100 + 20 - 4  # the last draft's tokens may not have been read
-
-
-@pytest.mark.every_format
-def test_texts_that_part_share_their_beginning(engine: outrider.Engine, plain: outrider.Engine) -> None:
-    common = random_ids(1, 77)
-    prompts = [common + random_ids(10 + i, 9) for i in range(4)]
-    options: Options = {"max_new_tokens": 20, "ignore_eos": True}
-    for i, prompt in enumerate((*prompts, *prompts)):
-        result = engine.generate(prompt, **options)
-        assert result.token_ids == plain.generate(prompt, **options).token_ids
-        assert result.stats.num_cached_tokens >= (0 if not i else 77 if i < 4 else len(prompt) - 1)
 
 
 @pytest.mark.every_format
@@ -263,31 +145,6 @@ def test_requests_that_run_together_share_and_stay_apart(engine: outrider.Engine
     assert last.result
     assert last.result.token_ids == expected[0]
     assert min(found[i].stats.num_cached_tokens for i in range(1, 8)) >= 64
-
-
-@pytest.mark.slow
-def test_a_cache_for_few_conversations_has_many_and_does_not_grow(toy_bundle: Bundle, plain: outrider.Engine) -> None:
-    engine = load_toy(toy_bundle, cache_size=10 * 250 * 256 / 1e9)
-    room = engine.cache["main"].num_tokens
-    texts = [random_ids(100 + i, 60) for i in range(60)]
-    options: Options = {"max_new_tokens": 20, "ignore_eos": True}
-    hits = 0
-    for i in range(len(texts) + 3):
-        if i < len(texts):
-            texts[i] += [*engine.generate(texts[i], **options).token_ids, 5, 6]
-            engine.settle()
-        if i >= 3:
-            result = engine.generate(texts[i - 3], **options)
-            assert result.token_ids == plain.generate(texts[i - 3], **options).token_ids
-            hits += result.stats.num_cached_tokens == len(texts[i - 3]) - 3
-            engine.settle()
-        use = engine.cache["main"]
-        assert use.num_used_tokens == 0
-        assert use.num_published_tokens <= use.num_tokens == room
-    assert hits >= 56  # on a busy machine, calls that are timed again between two requests may take the room of some
-    assert use.num_evicted_tokens > room
-    whole = engine.max_tokens - 10  # everything else is evicted for it
-    assert len(engine.generate(random_ids(7, 10), max_new_tokens=whole, ignore_eos=True).token_ids) == whole
 
 
 @pytest.mark.every_format
@@ -376,35 +233,6 @@ def test_the_keys_of_embeds_are_no_tokens_and_stay_marked() -> None:
     assert embed_keys(answer_keys(text), spans) == answer_keys(whole)
 
 
-@pytest.mark.parametrize("kind", ["openvino", "onnx", "fake"])
-def test_embeds_are_refused_and_trees_without_room(tmp_path: Path, kind: Any) -> None:
-    """This happens before the slot changes, so it can be used as before."""
-    main: Any = FakeBackend(40)
-    if kind != "fake":
-        main = load_toy(save_toy_bundle(tmp_path / "toy", formats=(kind, kind))).main
-    name = type(main).__name__
-    message = f"^The prompt has embeds for 2 tokens from token 3 on, and {name} reads token ids only. Pass a prompt "
-    with pytest.raises(outrider.RequestError, match=message):
-        main.open(80, Prompt([1] * 9, embeds=(image(3, 2, b"cat"),)))
-    slot = main.open(80)
-    refused = {
-        "openvino": r"^A chunk of 3 tokens is a tree of 2 branches .*, and its slot has room for 1\. Call the",
-        "onnx": rf"^A chunk of 3 tokens is a tree \(parents=\[-1, -1\]\), and {name} evaluates chains only. Submit ",
-    }.get(kind)
-    if refused:
-        with pytest.raises(outrider.RequestError, match=refused):
-            main.submit([Chunk(slot, [1, 2, 3], 3, parents=[-1, -1])])
-    assert slot.length == 0
-    main.submit([Chunk(slot, [1, 2, 3], 3)]).wait()
-    assert slot.length == 3
-    slot.close()
-
-
-def test_embeds_need_a_key() -> None:
-    with pytest.raises(outrider.RequestError, match=r"^The span of embeds at token 3 has key=b'', .* Give it a key"):
-        image(3, 2, b"")
-
-
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("cache_size", [5e-324, 1e-12, 1e-6])
 def test_a_cache_that_is_too_small_to_begin_with(toy_bundle: Bundle, cache_size: float) -> None:
@@ -415,14 +243,6 @@ def test_a_cache_that_is_too_small_to_begin_with(toy_bundle: Bundle, cache_size:
     assert load_toy(toy_bundle, cache_size=needed).generate("hello", max_new_tokens=1)
     with pytest.raises(outrider.OptionError):
         load_toy(toy_bundle, cache_size=needed * 0.93)
-
-
-def test_the_cache_is_split_by_bytes_per_token(tmp_path: Path) -> None:
-    bundle = save_toy_bundle(tmp_path / "b")
-    engine = load_toy(bundle, cache_size=0.00123)
-    uses = engine.cache.values()
-    assert len({use.num_tokens for use in uses}) == 1
-    assert 0.95 * 0.00123e9 < sum(use.num_bytes for use in uses) <= 0.00123e9
 
 
 @pytest.mark.parametrize("error", [None, outrider.DeviceError("the call failed")])

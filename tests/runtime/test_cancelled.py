@@ -53,16 +53,6 @@ def test_answers_after_cancelled_ones_are_plain_decoding_s(toy_bundle: Bundle, t
         assert cancel_and_compare(engine, known, drafters, NUM_CANCELS, 1, **OPTIONS) == []
 
 
-def test_answers_of_a_real_model_after_cancelled_ones(smollm2_drafted: Path) -> None:
-    """With a head that reads the main model's hidden states."""
-    with outrider.load(smollm2_drafted, cache_size=0.5) as engine:
-        texts = ["Why is the sky blue?", "Why is the sky blue? Answer in one sentence.", "Name five rivers. " * 40]
-        prompts = [engine.tokenizer.encode_prompt([{"role": "user", "content": text}]) for text in texts]
-        known = known_answers(engine, prompts, max_new_tokens=16)
-        drafters = [*engine.bundled_drafters, "suffix", "auto", None]
-        assert cancel_and_compare(engine, known, drafters, NUM_CANCELS // 2, 2, max_new_tokens=16) == []
-
-
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Calls end as failed while this is not empty. They write to the cache nevertheless."""

@@ -11,16 +11,15 @@ import pytest
 from msgspec.structs import replace
 
 import outrider
-from outrider.bundle import Bundle, read_bundle, write_manifest
+from outrider.bundle import read_bundle, write_manifest
 from outrider.cli import run
 from outrider.config import LOSSY
 from outrider.testing import FakeBackend
-from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy
+from outrider.tokens.verifiers import Coupled, Greedy
 from outrider.types import Outcome
 from outrider_bench.prompts import BenchPrompt
 from outrider_bench.verify import certify, fitting
 from outrider_bench.verify.exact import chi_square_p_value, expected_total_variation, total_variation
-from toys import load_toy
 
 pytestmark = pytest.mark.any_format
 
@@ -50,14 +49,6 @@ def test_verify_is_green_on_a_real_model(
     for check in result["checks"]:
         is_lossy = check["name"].split()[0] in LOSSY
         assert check["passed"] is (None if is_lossy else True), check
-
-
-def test_verify_checks_what_it_is_asked_for(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["verify", str(tiny), "--checks", "batching", "--context", "70", "--json"]) == 0
-    (check,) = json.loads(capsys.readouterr().out)["checks"]
-    assert check["figures"]["context"] == 70
-    assert run(["verify", str(tiny), "--checks", "batchin"]) == 2
-    assert "There is no check 'batchin'. Did you mean 'batching'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
@@ -96,13 +87,6 @@ def test_short_contexts_get_prompts_that_fit(
     assert ("--checks batching cannot be made" in capsys.readouterr().err) is (longest is None)
 
 
-def test_options_of_a_file_do_not_get_into_the_certificate(tmp_path: Path, toy_bundle: Bundle) -> None:
-    engine = load_toy(toy_bundle, temperature=0.7, sampling="threshold", acceptance_threshold=0.1, min_new_tokens=99)
-    subject = certify.our_subject(engine, ["draft:3"])
-    assert certify.check_greedy(subject, engine, PROMPTS, 30, nothing).passed
-    assert certify.check_coupled(subject, engine, PROMPTS, 30, nothing).passed
-
-
 @pytest.mark.fast_cases(1)
 @pytest.mark.every_format
 def test_identity_is_counted(toy_engine: outrider.Engine) -> None:
@@ -130,18 +114,6 @@ def test_a_verifier_that_accepts_too_much_is_noticed(
     assert not check.passed
     assert check.figures["differing"][0]["logit_gap"] > 0
     assert "first at token" in check.detail
-
-
-@pytest.mark.slow
-def test_sampling_that_keeps_everything_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lenient(self: Any, draft: Any, rows: Any, noise: Any, position: int) -> Outcome:
-        return Outcome.of_chain(len(draft), rows.distribution(len(draft)).draw(noise.uniforms(position, "bonus", 1)[0]))
-
-    monkeypatch.setattr(BlockRejection, "verify", lenient)
-    monkeypatch.setattr(certify, "LOSSY_THRESHOLDS", {})  # which never fail
-    with certify.toy_engine(outrider.Config()) as toy:
-        failed = [check.name for check in certify.check_our_sampling(toy, 500) if check.passed is False]
-    assert failed == [f"rejection sampling, {mode}" for mode in ("draft:3", "draft:1", "shuffled")]
 
 
 def test_a_backend_that_depends_on_its_batch_is_noticed() -> None:

@@ -1,33 +1,26 @@
 """The benchmark of concurrent requests: what it measures, and what it refuses."""
 
 import json
-import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import openvino_genai
 import pytest
 
 import outrider
 from outrider.bundle import Bundle
 from outrider.cli import run
-from outrider.config import Config, GenerationConfig
-from outrider.errors import OptionError, OutriderError
+from outrider.config import Config
+from outrider.errors import OptionError
 from outrider.models.backends import devices
 from outrider.models.backends.devices import Device
 from outrider.testing import ToyTokenizer
 from outrider_bench import concurrency
-from outrider_bench.concurrency import MeasuredLoad, measure, summarize
-from outrider_bench.modes.mode import AnsweredLoad, Load, Run
-from outrider_bench.modes.name import ModeName
-from outrider_bench.modes.peers import genai, llamacpp
+from outrider_bench.concurrency import MeasuredLoad, summarize
+from outrider_bench.modes.mode import AnsweredLoad
 from outrider_bench.modes.setup import Setup
 from outrider_bench.prompts import BenchPrompt
 from outrider_bench.report.summary import ratio_interval
-from outrider_bench.runs.workers import RunFailed
 
 pytestmark = pytest.mark.any_format
 
@@ -89,82 +82,6 @@ def test_a_summary_is_what_one_gets_by_hand() -> None:
     assert (other["tokens_per_second"], other["speed_up"], other["end_to_end"]) == (0, None, 2)
 
 
-def test_our_requests_run_at_the_same_time(toy_engine: outrider.Engine) -> None:
-    barrier = threading.Barrier(3, timeout=300)
-
-    class Mode:
-        name, runtime, description, num_parallel = "m", "outrider", "", 8
-
-        def run(self, prompt_token_ids: list[int], config: GenerationConfig) -> Run:
-            barrier.wait()  # for the two others
-            return Run([*prompt_token_ids, 7], 0.0, 1.0)
-
-    together = concurrency._Ours(Mode(), toy_engine)
-    made = together.run(Load([[1], [2], [3], [4], [5], [6]], 3), GenerationConfig(max_new_tokens=4))
-    assert made.token_ids == [[i, 7] for i in range(1, 7)]
-    assert made.num_tokens == 12
-
-
-LLAMA_SERVER = """#!{python}
-import http.server, json, sys, threading
-options = dict(zip(sys.argv[1:], sys.argv[2:]))
-meeting = threading.Barrier(2, timeout=300)
-class Handler(http.server.BaseHTTPRequestHandler):
-    def answer(self, status, body):
-        made = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(made)))
-        self.end_headers()
-        self.wfile.write(made)
-    def do_GET(self):
-        model = {{"meta": {{"n_vocab": int(open(options["--model"]).read())}}}}
-        found = {{"/health": {{}}, "/props": {{"build_info": "b1"}}, "/v1/models": {{"data": [model]}}}}
-        self.answer(200, found[self.path])
-    def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if asked["prompt"] == [0]:
-            return self.answer(400, {{"error": "no prompt"}})
-        if options["--parallel"] != "1":
-            meeting.wait()
-        length = int(options.get("--spec-draft-n-max", 0))
-        self.answer(200, {{"tokens": [*asked["prompt"], asked["n_predict"], asked["ignore_eos"], length],
-                          "timings": {{"predicted_ms": 0.0}}, "draft": options.get("--model-draft")}})
-    def log_message(self, *_):
-        pass
-http.server.ThreadingHTTPServer(("127.0.0.1", int(options["--port"])), Handler).serve_forever()
-"""
-
-
-@pytest.mark.needs("POSIX")
-def test_llama_cpp_gets_one_request_or_all_at_the_same_time(
-    setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program, model = tmp_path / "llama-server", tmp_path / "model.gguf"
-    program.write_text(LLAMA_SERVER.format(python=sys.executable))
-    program.chmod(0o755)
-    model.write_text(str(setup.bundle.manifest.main.vocab_size))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    there = replace(setup, peer_models={"llamacpp": model, "llamacpp-draft": model})
-    names = [ModeName.parse(name) for name in ("llamacpp", "llamacpp-ngram:4", "llamacpp-draft:2")]
-    modes = llamacpp.load_together(names[:2], there)
-    config = GenerationConfig(max_new_tokens=5, ignore_eos=True)
-    for mode, length in zip(modes, (0, 4), strict=True):
-        assert mode.run(Load([[1], [2]], 2), config).token_ids == [[1, 5, True, length], [2, 5, True, length]]
-        assert "model.gguf" in mode.description
-        assert "llama-server b1, 8 slots" in mode.description
-    with pytest.raises(OutriderError, match="llama-server answered 400: .*no prompt"):
-        modes[0].run(Load([[0]], 1), config)
-    with pytest.raises(OutriderError, match="8 slots here, and 9 requests would wait"):
-        modes[0].run(Load([[1]] * 9, 9), config)
-    for alone, length in zip(llamacpp.load(names, there), (0, 4, 2), strict=True):
-        run = alone.run([1], config)
-        assert run.token_ids == [1, 5, True, length]
-        assert run.first_token_seconds == run.total_seconds > 0  # the server says that decoding took nothing
-    model.write_text("3")
-    with pytest.raises(OptionError, match="has 3 tokens"):
-        llamacpp.load_together(names[:1], there)
-
-
 def test_requests_that_would_have_to_wait_are_a_failure_that_says_what_they_need(setup: Setup) -> None:
     """Otherwise a level without enough cache would be measured as a lower one."""
     small = replace(setup, config=setup.config.replace(cache_size=0.0001))
@@ -174,37 +91,6 @@ def test_requests_that_would_have_to_wait_are_a_failure_that_says_what_they_need
     assert (failure["mode"], failure["num_requests"]) == ("plain", 8)
     assert "cache_size=0.0001 GB holds" in failure["error"]
     assert "8 requests need" in failure["error"]
-
-
-def test_levels_modes_and_repeats_are_interleaved() -> None:
-    ran: list[tuple[str, int, int | None]] = []
-
-    class Counted:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def run(self, load: Load, config: GenerationConfig) -> AnsweredLoad:
-            ran.append((self.name, load.at_once, config.max_new_tokens))
-            if (self.name, load.at_once) == ("b", 2):
-                raise RunFailed("no room")
-            return AnsweredLoad(load.prompts, float(config.max_new_tokens or 0))
-
-    modes: list[Any] = [Counted("a"), Counted("b")]
-    failed: list[Any] = []
-    advanced: list[None] = []
-    loads = [Load([[1]], 1), Load([[1], [2]], 2)]
-    config = GenerationConfig(max_new_tokens=20, min_new_tokens=15)
-    measured = measure(modes, loads, config, 2, lambda *one: failed.append(one), lambda: advanced.append(None))
-    warm = [("a", 1, 8), ("a", 1, 1), ("a", 1, 20), ("b", 1, 8), ("b", 1, 1), ("b", 1, 20)]
-    assert ran[:6] == warm
-    assert ran[6:] == [
-        ("b", 2, 8), ("a", 2, 8), ("a", 2, 1), ("a", 2, 20),  # level 2 begins with the other mode, which fails
-        ("b", 1, 1), ("b", 1, 20), ("a", 1, 1), ("a", 1, 20),
-        ("a", 2, 1), ("a", 2, 20),
-    ]  # fmt: skip
-    assert failed == [("b", "no room", 2)]
-    assert len(advanced) == 8
-    assert {(one.read_seconds, one.batch.seconds) for one in measured} == {(1.0, 20.0)}
 
 
 @pytest.mark.parametrize(("mode", "options", "message"), [
@@ -229,44 +115,6 @@ def test_what_cannot_be_compared_is_said_before_anything_runs(
 
 def device_with(*precisions: str) -> Any:
     return lambda name, _: Device(name=name, format="openvino", full_name=name, precisions=precisions)
-
-
-def test_every_precision_is_measured_by_default(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "find_device", device_with("f32", "bf16"))
-    chosen = replace(setup, config=setup.config.replace(precision="bf16"))
-    assert concurrency.default_modes(chosen) == ["plain", "auto", "genai", "genai/f32"]
-    given = replace(setup, config=setup.config.replace(main_properties={"INFERENCE_PRECISION_HINT": "f32"}))
-    assert concurrency.default_modes(given) == ["plain", "auto", "genai", "genai/bf16"]
-    assert concurrency.default_modes(replace(setup, config=setup.config.replace(logprobs=1))) == ["plain", "auto"]
-
-
-def test_pipelines_of_openvino_genai_read_whole_prompts_in_calls_as_large_as_they_may(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By default, a pipeline with a SchedulerConfig reads pieces of 256 tokens; one without reads all in one call."""
-    made: dict[str, tuple[Any, dict[str, Any]]] = {}
-
-    def alone(folder: str, tokenizer: str, device: str, *, scheduler_config: Any, **more: Any) -> Any:
-        made["alone"] = scheduler_config, more
-        return SimpleNamespace(generate=None)
-
-    def together(folder: str, tokenizer: str, scheduler: Any, device: str, **more: Any) -> Any:
-        made["together"] = scheduler, more
-        return SimpleNamespace(generate=None)
-
-    monkeypatch.setattr(openvino_genai, "Tokenizer", str)
-    monkeypatch.setattr(openvino_genai, "LLMPipeline", alone)
-    monkeypatch.setattr(openvino_genai, "ContinuousBatchingPipeline", together)
-    large = replace(setup, config=setup.config.replace(cache_size=2.5, max_num_batched_tokens=300))
-    names = [ModeName.parse("genai-ngram:3/f32")]
-    genai.load(names, large)
-    genai.load_together(names, large)
-    sizes = {name: scheduler.max_num_batched_tokens for name, (scheduler, _) in made.items()}
-    assert sizes == {"alone": 2**64 - 1, "together": 300}
-    assert made["together"][0].cache_size == 3
-    for scheduler, more in made.values():
-        assert not scheduler.enable_prefix_caching
-        assert more == {"prompt_lookup": True, "INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

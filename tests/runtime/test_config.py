@@ -91,25 +91,16 @@ def test_a_table_is_copied() -> None:
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"references": ["a", ""]}, r"references=\('a', ''\) is not a text or a list of texts, none of them empty"),
-    ({"references": [1]}, r"references=\(1,\) is not a text"),
-    ({"references": 1}, "references=1 is not a text"),
     ({"typical_p": 0}, "typical_p=0 is not a number above 0"),
-    ({"typical_p": 1.1}, "typical_p=1.1 is not"),
     ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size=-1 is not an integer of at least 0"),
     ({"min_new_tokens": 1.0}, "min_new_tokens=1.0 is not an integer"),
     ({"min_new_tokens": 5, "max_new_tokens": 4}, "min_new_tokens=5 is more than max_new_tokens=4. Lower"),
     ({"banned_token_ids": [-1]}, r"banned_token_ids=\(-1,\) is not a list of token ids"),
-    ({"banned_token_ids": 3}, "banned_token_ids=3 is not"),
-    ({"logit_bias": [1]}, r"logit_bias=\[1\] is not a table"),
     ({"logit_bias": {"9" * 5000: 1}}, r"logit_bias=\{'9+… is not a table of token ids"),
-    ({"logit_bias": {-1: 0}}, "logit_bias={-1: 0} is not a table"),
-    ({"logit_bias": {1.5: 0}}, "logit_bias={1.5: 0} is not a table"),
     ({"logit_bias": {1: 101}}, "logit_bias={1: 101} is not .* from -100 to 100"),
     ({"logit_bias": {1: float("nan")}}, "logit_bias={1: nan} is not"),
-    ({"logit_bias": {1: True}}, "logit_bias={1: True} is not"),
     ({"logit_bias": {1: 1, "1": 2}}, "is not a table of token ids, each once"),
     ({"logprobs": 21}, "logprobs=21 is not an integer from 0 to 20"),
-    ({"logprobs": True}, "logprobs=True is not"),
     ({"logprobs": 1, "logprobs_of": "raw"}, "logprobs_of='raw' is not one of unprocessed, processed"),
     ({"logprobs_of": "processed"}, "logprobs_of='processed' needs logprobs: set it to 0 or more"),
 ])  # fmt: skip
@@ -122,9 +113,7 @@ def test_bad_values_are_named_with_their_rule(options: dict[str, Any], message: 
     ({"max_new_tokens": np.int8(100), "top_k": np.uint64(3)}, {"max_new_tokens": 100, "top_k": 3}),
     ({"seed": np.uint64(2**64 - 1), "logprobs": np.array(2)}, {"seed": 2**64 - 1, "logprobs": 2}),
     ({"temperature": np.float32(0.5), "top_p": Fraction(1, 2)}, {"temperature": 0.5, "top_p": 0.5}),
-    ({"min_p": np.longdouble(0.25), "ignore_eos": np.True_}, {"min_p": 0.25, "ignore_eos": True}),
     ({"stop_token_ids": np.array([3, 4], dtype=np.uint8)}, {"stop_token_ids": (3, 4)}),
-    ({"banned_token_ids": (np.int8(3), 4)}, {"banned_token_ids": (3, 4)}),
     ({"logit_bias": {np.int8(3): np.float16(0.5), 4: Fraction(-1, 4)}}, {"logit_bias": {3: 0.5, 4: -0.25}}),
     ({"stop": np.array(["a", "b"]), "drafter": np.str_("ngram")}, {"stop": ("a", "b"), "drafter": "ngram"}),
     ({"cache_size": np.float64(0.5), "num_threads": np.int64(2)}, {"cache_size": 0.5, "num_threads": 2}),
@@ -139,14 +128,10 @@ def test_numbers_of_numpys_become_pythons(options: dict[str, Any], plain: dict[s
 @pytest.mark.parametrize(("options", "message"), [
     ({"max_new_tokens": np.int8(-1)}, "max_new_tokens=-1 is not an integer of at least 1"),
     ({"max_new_tokens": np.array([5])}, r"max_new_tokens=\[5\] is not"),
-    ({"max_new_tokens": np.float64(5)}, "max_new_tokens=5.0 is not"),
-    ({"top_p": Fraction(1, 10**400)}, "top_p=0.0 is not a number above 0"),
     ({"top_p": Fraction(10**400)}, "top_p=Fraction.*… is not a number above 0"),
     ({"temperature": 10**5000}, "temperature=<int> is not 0"),
     ({"stop_token_ids": np.array([1.5])}, r"stop_token_ids=\(1.5,\) is not a list of token ids"),
-    ({"stop_token_ids": np.array(3)}, "stop_token_ids=3 is not a list of token ids"),
     ({"logit_bias": {3: np.float32("nan")}}, "logit_bias={3: nan} is not"),
-    ({"logit_bias": {3: np.True_}}, "logit_bias={3: True} is not"),
     ({"stop": ["x" * 10**6, ""]}, "^stop=.{200}… is not a text"),
 ])  # fmt: skip
 def test_odd_numbers_are_refused(options: dict[str, Any], message: str) -> None:
@@ -158,13 +143,6 @@ def test_odd_numbers_are_refused(options: dict[str, Any], message: str) -> None:
 def test_what_is_no_path_is_refused(path: Any) -> None:
     with pytest.raises(OptionError, match="is no path: .*[.] (Give a name, as text|Take it out)[.]"):
         user_path(path)
-
-
-def test_names_of_configs_that_no_file_can_have(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="no name has a null character"):
-        load_config("a\0b")
-    with pytest.raises(OptionError, match="cannot be read|There is no config"):
-        load_config(str(tmp_path / "\ud800"))
 
 
 def test_type_checkers_know_the_options_of_a_request() -> None:

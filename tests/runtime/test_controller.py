@@ -16,17 +16,13 @@ from outrider.decoding.row_budget import RowBudget
 from outrider.decoding.scheduler import Scheduler
 from outrider.drafters import DraftModel, Suffix
 from outrider.drafters.controller import Acceptance, ConfidenceThreshold, Controller, Record, Records, Share
-from outrider.drafters.controller.answer import AnswerRecord
 from outrider.drafters.controller.batch import Batch
 from outrider.drafters.controller.ledger import COPIES, Account, Ledger, LedgerEntry
 from outrider.drafters.controller.pricing import affordable, best_length, should_read, should_try
 from outrider.drafters.controller.rules import WorthIt
-from outrider.models.cost.measure import measure_pass
-from outrider.models.cost.table import CallCost
 from outrider.system.saved import SavedValue
-from outrider.testing import FakeBackend
-from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy
-from outrider.types import Capabilities, Draft, DraftRequest, FixedShape, TokenSequence
+from outrider.tokens.verifiers import Coupled, Greedy
+from outrider.types import Capabilities, Draft, DraftRequest, FixedShape
 from virtual_time import DRAFT_MS, HEAD_MS, MAIN_MS, Liar, World, cost_of, speed_up
 
 
@@ -229,13 +225,6 @@ def test_what_a_round_takes_longer_is_lost_by_those_that_draft() -> None:
     assert waits.limit(0.0, 0.01, [drafts, waits]) == pytest.approx(0.025)  # the debt of another is not its own
 
 
-def test_an_answer_may_lose_a_stated_share_of_its_time() -> None:
-    account = Account(1.0, 0.01, spent=2.0, balance=-0.02)
-    assert account.limit(0.0, plain=0.01) == pytest.approx(0.03)
-    assert account.limit(0.1, plain=0.1) == pytest.approx(0.08)  # the credit of a drafter that is known to pay
-    assert Account(1.0, 0.01).limit(0.0, plain=0.01) == pytest.approx(0.004)
-
-
 def test_the_rules_are_pure() -> None:
     assert should_read(0.01, price=0.6, left=[100, 40])  # 1.4 seconds are saved for 1.2
     assert not should_read(0.01, price=0.8, left=[100, 40])
@@ -250,22 +239,6 @@ def test_the_rules_are_pure() -> None:
     assert affordable([0.01, 0.02], 0.005) == affordable([], 1.0) == 0
 
 
-def test_copies_in_a_batch_that_lose_time_by_the_clock_rest() -> None:
-    """Their rows pay, but the host takes longer than they gain."""
-    texts = [[(7 * i * i + 3 * n) % 50 for i in range(20)] for n in range(4)]
-    world, copier = World(model=False, periods=((30, -20),)), Asked()
-
-    def clock() -> float:
-        return world.seconds + 0.04 * sum(map(bool, copier.proposed))  # as long as a plain round
-
-    world.controller = Controller(world.main, cost_of(MAIN_MS), copier=copier, clock=clock)
-    plain = max(world.decode_together(texts, False, 300)[1])
-    began = clock()
-    drafted = max(world.decode_together(texts, True, 300)[1])
-    assert drafted < 1.01 * plain  # without the host
-    assert clock() - began < 1.03 * plain
-
-
 @pytest.mark.parametrize("together", [1, 4])
 def test_a_text_that_begins_to_repeat_itself_is_copied_soon(together: int) -> None:
     world = World(copies=Suffix(), model=False, periods=((60, 20),))
@@ -273,14 +246,6 @@ def test_a_text_that_begins_to_repeat_itself_is_copied_soon(together: int) -> No
     _, plain = world.decode_together(prompts, False, 160)
     _, drafted = world.decode_together(prompts, True, 160)
     assert sum(plain) > 1.6 * sum(drafted)
-
-
-def test_a_copy_is_found_although_copies_rest() -> None:
-    """A single answer's are considered every fifth round, whatever others have lost."""
-    world = World(copies=Suffix(), model=False, periods=((60, 20),))
-    world.decode(num=20)
-    world.controller._ledger._saved[COPIES] = -8 * 0.04
-    assert speed_up(world, num=160) > 1.6
 
 
 @pytest.mark.parametrize("count", [2, 4, 8])
@@ -294,18 +259,6 @@ def test_a_model_that_drafts_for_few_of_a_batch_is_priced_so(noise: float, count
         found, with_drafts = drafted.decode_together(prompts, True, num)
         assert found == expected
         assert max(with_drafts) < 1.04 * max(seconds)
-
-
-def test_in_a_batch_a_draft_is_worth_its_rows_there() -> None:
-    """Rows that cost almost nothing in a small call have their full price in a large one."""
-    full = cost_of({1: 40.0, 16: 41.0, 17: 81.0, 32: 82.0})
-    chances = [[0.9] * 8, [0.5] * 8, [0.2] * 8]
-    alone = Batch(full, 1, 100.0, full.together([1]), rate=25.0, least=1, before=1, change=0.0)
-    assert alone.allot(chances[:1]) == [8]
-    fourteen = [*chances, *[[]] * 11]  # two more rows fill the call
-    plain = full.together([1] * 14)
-    batch = Batch(full, 14, 100.0, plain, rate=14 * 25.0, least=14, before=14, change=0.0)
-    assert batch.allot(fourteen) == [2, 0, 0] + [0] * 11
 
 
 def test_a_copy_begins_with_a_part_where_that_takes_less_time() -> None:
@@ -328,20 +281,6 @@ def test_a_model_that_does_not_pay_is_not_tried_while_copies_are_right(monkeypat
     assert drafted == world.decode(drafted=False, num=700)[0]
     assert len([at for at, _ in asked if 200 <= at < 500]) <= 1
     assert [at for at, _ in asked if at >= 500]
-
-
-def test_the_first_token_of_a_copy_has_a_record_of_its_own() -> None:
-    sequence = TokenSequence([1, 2, 3], 3)
-    answer = AnswerRecord(Record(), Account(1.0, 0.01))
-    copy, wrong = Draft([4, 5], confidences=[0.9, 0.9]), Draft([9], confidences=[0.9])
-    for proposed, goes_on in ((wrong, False), (copy, True), (wrong, False)):
-        answer.copy, answer.copied_at = proposed, len(sequence)
-        sequence.token_ids.extend([4])
-        answer.observe_copy(sequence)
-        assert answer.goes_on == goes_on
-    # A wrong first token, a right first token, and a wrong token after a right copy.
-    assert sum(answer.record.first_copies.seen) == pytest.approx(2, abs=0.01)
-    assert sum(answer.record.copies.seen) == 1
 
 
 def test_a_number_of_rows_that_changes_has_its_price() -> None:
@@ -403,14 +342,6 @@ def test_a_text_that_becomes_easy_is_noticed_and_one_that_becomes_hard() -> None
     assert becomes_hard > 0.93 * halves
 
 
-def test_a_machine_that_slows_down_is_followed() -> None:
-    world = World(0.0, scale=1.4)
-    speed_up(world, num=200)
-    assert world.controller._main_cost.scale == pytest.approx(1.4, abs=0.1)
-    assert world.model.cost is not None
-    assert world.model.cost.scale == pytest.approx(1.4, abs=0.1)
-
-
 def test_calls_that_also_read_prompts_do_not_make_the_machine_seem_slower() -> None:
     """A draft would cost more than it does, and so would the next piece of a prompt."""
     world = World(0.0, copies=True, model=False)
@@ -446,15 +377,6 @@ def test_a_prompt_is_not_read_before_an_answer_is_longer_than_those_that_ended_s
     assert taken[0] > 0
     assert taken[3:5] == [0, 0]
     assert taken[5] > 0
-
-
-@pytest.mark.parametrize("sampling", ["coupled", "rejection"])
-def test_every_way_to_judge_has_its_own_record(sampling: str) -> None:
-    verifiers = {"coupled": Coupled(), "rejection": BlockRejection()}
-    world = World(0.2)
-    _, _, request = world.decode(verifier=verifiers[sampling], temperature=1.0, seed=3, sampling=sampling)
-    assert request.stats.num_draft_tokens > 0
-    assert list(world.controller.records.found) == [type(verifiers[sampling]).__name__]
 
 
 def test_coupled_text_does_not_depend_on_the_controller() -> None:
@@ -516,14 +438,6 @@ def test_second_candidates_are_drafted_where_rows_are_free() -> None:
     assert seconds[True] < 0.97 * seconds[False]
 
 
-def test_a_drafter_that_reads_no_prompt_drafts_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as a head, which reads the newest hidden states alone."""
-    world = World(0.0, copies=False)
-    monkeypatch.setattr(world.model, "num_unread", lambda sequence: 1)
-    _, _, request = world.decode(num=100)
-    assert request.stats.num_accepted_tokens > 40
-
-
 def test_confidence_threshold_is_openvino_genais() -> None:
     rule = ConfidenceThreshold(0.4)
     assert rule.wants_more([])
@@ -538,43 +452,3 @@ def test_confidences_are_calibrated() -> None:
         acceptance.observe(0.85, accepted=i % 4 == 0)
     assert acceptance.chance(0.85) == pytest.approx(0.25, abs=0.03)
     assert acceptance.chance(0.15) == pytest.approx(0.15)
-
-
-def test_a_share_moves_from_its_prior_to_what_is_seen() -> None:
-    share = Share(0.5, weight=4.0, memory=0.9)
-    for _ in range(60):
-        share.add(1.0)
-    assert share.mean == pytest.approx(1.0, abs=0.01)
-
-
-def test_cost_between_and_beyond_what_was_measured() -> None:
-    cost = CallCost((2, 4), (0.04, 0.05), (0.06, 0.08), contexts=(100, 300))
-    assert cost(3, 100) == pytest.approx(0.045)
-    assert cost(1, 100) == pytest.approx(0.04)
-    assert cost(6, 100) == pytest.approx(0.06)
-    assert cost(2, 200) == pytest.approx(0.05)
-    assert cost(4, 500) == pytest.approx(0.11)
-
-
-def test_costs_are_measured_on_a_backend_that_is_left_as_it_was() -> None:
-    backend = FakeBackend(6)
-    cost = measure_pass(backend, (2, 4))
-    assert cost.rows == (2, 4)
-    assert all(seconds > 0 for seconds in (*cost.near, *cost.far))
-    assert sorted(cost.near) == list(cost.near)
-
-
-def test_costs_are_kept_and_a_damaged_file_is_measured_again(tmp_path: Path) -> None:
-    cost = cost_of(MAIN_MS)
-    file = SavedValue(tmp_path / "new", {"model": "a", "threads": 2}, CallCost)
-    assert file.read() is None
-    file.write(cost)
-    assert file.read() == cost
-    assert SavedValue(tmp_path / "new", {"model": "a", "threads": 4}, CallCost).read() is None
-    file.path.write_text(file.path.read_text()[:-20])
-    assert file.read() is None
-    file.path.write_text('{"key": "", "cost": {"rows": [], "near": [], "far": [], "contexts": [1, 2]}}')
-    assert file.read() is None
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    SavedValue(blocked, {}, CallCost).write(cost)  # a folder that cannot be made is no error

@@ -1,16 +1,11 @@
 """Coupled sampling: one text per seed with any drafter, its noise, and how often draft and main model agree."""
 
-from typing import Any
-
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-import outrider
-from joint import OneRow
-from outrider.tokens.verifiers import Coupled
-from outrider.types import Distribution, Noise
+from outrider.types import Noise
 
 pytestmark = pytest.mark.any_format
 
@@ -51,44 +46,6 @@ def test_gumbel_noise_is_gumbel_distributed() -> None:
     assert distance < 1.95 / len(ordered) ** 0.5  # Kolmogorov and Smirnov, false alarm 1e-3, seeds fixed
     by_position = noise.reshape(100, 1000)
     assert abs(np.corrcoef(by_position[:-1].ravel(), by_position[1:].ravel())[0, 1]) < 0.02
-
-
-@pytest.mark.slow
-@settings(max_examples=8)
-@given(st.integers(0, 2**32), st.floats(0.0, 1.5))
-def test_agreement_is_at_least_what_is_proven(seed: int, noise: float) -> None:
-    """(1 − d) / (1 + d) at total-variation distance d (Daliri et al. 2024, theorem 2); 2,000 draws, 5 sigma."""
-    rng = np.random.default_rng(seed)
-    logits = rng.normal(0, 2, 12)
-    target, drafted = (np.exp(x) / np.exp(x).sum() for x in (logits, logits + noise * rng.normal(0, 1, 12)))
-    distance = 0.5 * np.abs(target - drafted).sum()
-    ids = np.arange(12)
-    both = [OneRow(Distribution(ids, probs)) for probs in (target, drafted)]
-    draws = [[Coupled().draw(rows, 0, Noise(seed), position)[0] for rows in both] for position in range(2000)]
-    agreed = np.mean([a == b for a, b in draws])
-    bound = (1 - distance) / (1 + distance)
-    assert agreed > bound - 5 * (bound * (1 - bound) / 2000) ** 0.5 - 1e-9
-
-
-@pytest.mark.parametrize("options", [
-    {"temperature": 0.7, "top_p": 0.9},
-    {"temperature": 1.0},
-    {"temperature": 1.3, "top_k": 8, "repetition_penalty": 1.2, "frequency_penalty": 0.3},
-], ids=str)  # fmt: skip
-def test_the_text_depends_on_the_seed_and_not_on_the_draft(
-    toy_engine: outrider.Engine, options: dict[str, Any]
-) -> None:
-    seed = 2
-    request = options | {"seed": seed, "max_new_tokens": 60, "ignore_eos": True}
-    plain = toy_engine.generate("hello hello", drafter=None, **request)
-    assert plain.seed == seed
-    for drafter in ("draft", "ngram", "suffix"):
-        for n in (1, 2, 5):
-            drafted = toy_engine.generate("hello hello", drafter=drafter, num_assistant_tokens=n, **request)
-            assert drafted.token_ids == plain.token_ids
-            assert drafted.stats.num_draft_tokens > 0
-    other = toy_engine.generate("hello hello", drafter=None, **request | {"seed": seed + 100})
-    assert other.token_ids != plain.token_ids
 
 
 def test_noise_is_the_same_everywhere() -> None:

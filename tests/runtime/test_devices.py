@@ -1,18 +1,14 @@
 """Devices: how they are found, what happens when one fails, and which options they get.
 
 Test machines have only a CPU. Here, "GPU" is ONNX Runtime's CPU provider under another name, in this process and in the
-child processes that try it. OpenVINO's GPU is a fake.
+child processes that try it.
 """
 
-import contextlib
 import gc
 import os
-import platform
-import signal
 import sys
-import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +24,6 @@ from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.tuning import loading, model_spec, placement, probe
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.system import saved
-from outrider.system.memory import system_memory
 from outrider.testing import ToyTokenizer, save_toy_bundle
 
 SMALL = outrider.Config().replace(cache_size=0.01)
@@ -119,40 +114,6 @@ class TestADriverThatCrashes:
             load(bundle, main_device="GPU")
 
     @pytest.mark.slow
-    def test_auto_does_without_it(self, bundle: Bundle, gpu: Callable[[str], None]) -> None:
-        gpu(ABORT)
-        with pytest.warns(outrider.DeviceWarning, match="does not run on GPU: .* It is not chosen"):
-            engine = load(bundle, main_device="auto")
-        assert answers_as_it_should(engine)
-        assert engine.placement.main == engine.placement.draft == engine.config.device.main_device == "CPU"
-        gpu("")  # the driver is repaired
-        probe.forget()
-        assert load(bundle, main_device="auto").placement.main == "GPU"
-
-    @pytest.mark.fast_cases(1)
-    @pytest.mark.parametrize("error", [outrider.OptionError, outrider.BundleError])
-    def test_auto_does_without_what_is_not_for_these_models(
-        self, bundle: Bundle, gpu: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, error: type[Exception]
-    ) -> None:
-        gpu("")
-
-        compile_it = ModelSpec.compile
-
-        def picky(spec: ModelSpec, *args: Any) -> Any:
-            if spec.device == "GPU":
-                raise error("It has other needs.")
-            return compile_it(spec, *args)
-
-        monkeypatch.setattr(ModelSpec, "compile", picky)
-        with pytest.warns(
-            outrider.DeviceWarning, match=r"main model does not run on GPU: It has other needs\. CPU is used instead"
-        ):
-            engine = load(bundle, main_device="auto")
-        assert (engine.placement.main, engine.placement.draft) == ("CPU", "CPU")
-        with pytest.raises(error, match="other needs"):
-            load(bundle, draft_device="GPU")
-
-    @pytest.mark.slow
     @pytest.mark.needs("POSIX")
     @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
     def test_one_that_was_ended_from_outside_is_not_blamed(
@@ -167,13 +128,6 @@ class TestADriverThatCrashes:
         assert probe.verdict_of(part.on("GPU", SMALL.device)).works  # tried again
 
     @pytest.mark.slow
-    def test_one_that_hangs_ends_by_itself(self, bundle: Bundle, gpu: Callable[[str], None]) -> None:
-        """Its parent process may have been killed."""
-        gpu("import time; probe.PATIENCE = 0.3; probe.ModelSpec.compile = lambda *_, **__: time.sleep(600)")
-        part = ModelSpec("main", bundle, bundle.manifest.main)
-        assert "ended with code 1" in probe.verdict_of(part.on("GPU", SMALL.device)).reason
-
-    @pytest.mark.slow
     def test_one_that_hangs_is_given_up(
         self, bundle: Bundle, gpu: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -182,24 +136,9 @@ class TestADriverThatCrashes:
         with pytest.warns(outrider.DeviceWarning, match="it was not ready after 4 seconds"):
             assert answers_as_it_should(load(bundle, draft_device="GPU"))
 
-    @pytest.mark.slow
-    def test_what_crashes_after_it_has_worked_has_worked(self, bundle: Bundle, gpu: Callable[[str], None]) -> None:
-        gpu("import atexit; atexit.register(os.abort)")
-        assert load(bundle, draft_device="GPU").setting["draft_device"].startswith("GPU")
-
 
 class TestVerdicts:
     """A device is tried once, and again after a change."""
-
-    @pytest.mark.slow
-    def test_a_device_that_works_is_used_and_not_tried_again(
-        self, bundle: Bundle, gpu: Callable[[str], None], tmp_path: Path
-    ) -> None:
-        for _ in range(2):
-            engine = load(bundle, main_device="GPU")
-            assert answers_as_it_should(engine)
-            assert all(where.startswith("GPU f32") for where in engine.setting.values())
-            assert num_tried(tmp_path) == 2  # a child for each model
 
     @pytest.mark.slow
     def test_it_is_tried_again_when_something_has_changed(
@@ -232,30 +171,6 @@ class TestVerdicts:
         assert works() is False
         assert num_tried(tmp_path) == 4
 
-    def test_only_an_npu_can_be_emulated(self, openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-        part = ModelSpec("main", openvino_bundle, openvino_bundle.manifest.main)
-        monkeypatch.setattr(loading, "verdict_of", lambda *_: probe.Verdict(works=False, reason="it was tried"))
-        emulated = SMALL.replace(properties={"NPUW_DEVICES": "CPU"}).device
-        with pytest.raises(outrider.DeviceError, match="does not run on GPU: it was tried"):
-            loading.compile_checked(part.on("GPU", emulated))
-
-    @pytest.mark.slow
-    def test_what_cannot_be_tried_is_no_verdict(
-        self, bundle: Bundle, gpu: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        part = ModelSpec("main", bundle, bundle.manifest.main)
-        odd = SMALL.replace(properties={"session.x": object()}).device
-        assert probe.verdict_of(part.on("GPU", odd)).works is None
-        assert (
-            probe.verdict_of(part.on("GPU", SMALL.replace(precision="bf16").device)).works is None
-        )  # the option's fault
-        monkeypatch.setattr(probe, "child_command", lambda: None)
-        verdict = probe.verdict_of(part.on("GPU", SMALL.device))
-        assert verdict.works is None
-        assert "no Python interpreter" in verdict.reason
-        assert not (saved.FOLDER / "verdicts").exists()
-        assert answers_as_it_should(load(bundle, main_device="GPU"))  # loaded as it is
-
 
 @pytest.mark.parametrize(("frozen", "executable", "starts"), [
     (False, "/usr/bin/python3.11", True), (False, "C:/Python/pythonw.exe", True), (True, "/opt/app/python", False),
@@ -278,14 +193,6 @@ def test_the_real_child_judges_a_real_model(openvino_bundle: Bundle) -> None:
     assert "NO_SUCH_PROPERTY" in verdict.reason
 
 
-@pytest.mark.needs("POSIX")
-def test_every_ending_has_words() -> None:
-    assert probe._ending(-signal.SIGKILL) == "was ended by SIGKILL"
-    assert probe._ending(7) == "ended with code 7"
-    assert probe._ending(0xC0000005) == "ended with code 0xc0000005"
-    assert probe._ending(-1073741819) == "ended with code 0xc0000005"
-
-
 class TestAuto:
     """The first GPU that runs the model, otherwise the CPU."""
 
@@ -297,17 +204,6 @@ class TestAuto:
         assert answers_as_it_should(engine)
         assert load(bundle, main_device="auto").placement == engine.placement
         assert num_tried(tmp_path) == 2  # a child for each model, once
-
-    @pytest.mark.slow
-    def test_only_what_is_left_open_is_chosen(self, bundle: Bundle, gpu: Callable[[str], None]) -> None:
-        for options, devices_of in (
-            ({"main_device": "CPU", "draft_device": "auto"}, ("CPU", "GPU")),
-            ({"main_device": "auto", "draft_device": "CPU"}, ("GPU", "CPU")),
-            ({"main_device": "auto", "draft_device": "auto"}, ("GPU", "GPU")),
-            ({"main_device": "auto", "drafter": None}, ("GPU", None)),
-        ):
-            placement = load(bundle, **options).placement
-            assert (placement.main, placement.draft) == devices_of
 
     def test_a_gpu_that_fails_later_is_replaced(
         self, bundle: Bundle, gpu: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
@@ -338,33 +234,11 @@ class TestAuto:
         del here[-1]
         assert placement.choose_devices(part, [], open_to_choice).main == "CPU"
 
-    def test_a_draft_model_of_another_format_goes_to_the_cpu(
-        self, bundle: Bundle, openvino_bundle: Bundle, gpu: Callable[[str], None]
-    ) -> None:
-        """OpenVINO has no GPU here."""
-        main, draft = (ModelSpec("main", each, each.manifest.main) for each in (bundle, openvino_bundle))
-        found = placement.choose_devices(main, [draft], SMALL.replace(main_device="auto").device)
-        assert (found.main, found.draft) == ("GPU", "CPU")
-
-    @pytest.mark.slow
-    def test_a_verdict_that_says_nothing_is_none(
-        self, bundle: Bundle, gpu: Callable[[str], None], tmp_path: Path
-    ) -> None:
-        load(bundle, draft_device="GPU")
-        (file,) = (saved.FOLDER / "verdicts").iterdir()
-        file.write_text(file.read_text().replace('"works": true', '"works": null'))
-        load(bundle, draft_device="GPU")
-        assert num_tried(tmp_path) == 2
-
     def test_a_machine_with_a_cpu_tries_nothing(self, openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(probe, "try_apart", forbidden)
         engine = load(openvino_bundle, main_device="auto", draft_device="auto")
         assert (engine.placement.main, engine.placement.draft) == ("CPU", "CPU")
         assert answers_as_it_should(engine)
-
-    def test_openvinos_own_choice_is_named(self, openvino_bundle: Bundle) -> None:
-        engine = load(openvino_bundle, main_device="AUTO")
-        assert engine.config.device.main_device == engine.placement.main == "CPU"
 
 
 def forbidden(*_: object, **__: object) -> None:
@@ -417,13 +291,6 @@ class TestRoles:
         other = {"main_properties": "draft_properties", "draft_properties": "main_properties"}[option]
         assert answers_as_it_should(load(mixed, **{other: {"ENABLE_CPU_PINNING": True}}))
 
-    def test_of_a_role_they_are_everyones(self) -> None:
-        config = SMALL.replace(num_threads=4, properties={"A": 1, "B": 1}, draft_properties={"B": 2, "C": 3}).device
-        assert config.of("main").properties == {"A": 1, "B": 1}
-        assert config.of("draft").properties == {"A": 1, "B": 2, "C": 3}
-        assert config.of("draft").num_threads == 4
-        assert config.of("draft").of("draft") == config.of("draft")
-
 
 AFFINITIES = "session.intra_op_thread_affinities"
 
@@ -451,72 +318,8 @@ class TestCompiledCache:
         assert self.folder(bundle, "GPU") is None
 
 
-class FakeCore:
-    """A GPU as OpenVINO describes one."""
-
-    available_devices = ("CPU", "GPU")
-
-    def __init__(self, **properties: Any) -> None:
-        self.properties = {
-            "FULL_DEVICE_NAME": "Fake Arc",
-            "DEVICE_TYPE": "Type.INTEGRATED",
-            "OPTIMIZATION_CAPABILITIES": ["FP32", "FP16", "INT8"],
-            "GPU_DRIVER_VERSION": "31.0",
-            "GPU_DEVICE_TOTAL_MEM_SIZE": 1000,
-            "GPU_MEMORY_STATISTICS": {"cl_mem": 100, "usm_device": 200, "usm_host": 300},
-        } | properties
-
-    def get_property(self, device: str, name: str) -> Any:
-        return [*self.properties] if name == "SUPPORTED_PROPERTIES" else self.properties[name]
-
-
-class Broken(FakeCore):
-    """A GPU with a broken driver."""
-
-    def get_property(self, device: str, name: str) -> Any:
-        raise RuntimeError("no driver")
-
-
 class TestGpu:
-    """GPUs are used as in OpenVINO GenAI. Tested on a fake."""
-
-    def test_its_memory_is_counted(self) -> None:
-        core: Any = FakeCore()
-        assert devices.free_memory(core, "GPU") == 1000 - 660
-        core = FakeCore(DEVICE_TYPE="Type.DISCRETE")
-        assert devices.free_memory(core, "GPU") == 1000 - 330
-        assert devices.free_memory(core, "NPU") is None
-        assert devices._openvino_device(Broken(), "GPU").why_not("main") == "its properties cannot be read: no driver"
-        found = devices._openvino_device(core, "GPU")
-        assert (found.memory, found.free, found.driver) == (1000, 670, "31.0")
-        assert found.precisions == ("f32", "f16", "int8")
-        assert found.why_not("main") is None
-
-    def test_the_cache_is_made_in_its_memory(self, openvino_bundle: Bundle) -> None:
-        backend = OpenVINOPaged(openvino_bundle.model_path(openvino_bundle.manifest.main), vocab_size=40)
-        made: list[tuple[str, list[int]]] = []
-
-        class Context:
-            def create_tensor(self, kind: ov.Type, shape: ov.Shape, properties: dict[str, Any]) -> ov.Tensor:
-                made.append((kind.get_type_name(), list(shape)))
-                return ov.Tensor(kind, shape)
-
-        class Compiled:
-            def get_context(self) -> Context:
-                return Context()
-
-        backend.device, backend._compiled = "GPU", Compiled()
-        backend.allocate(10 * backend.block_size)
-        ports = backend._caches.values()
-        # The rest is for the one that is there twice when it grows. One is for padding.
-        num_blocks = 10 * len(ports) // (len(ports) + 1) + 1
-        assert made == [
-            (
-                port.get_element_type().get_type_name(),
-                [num_blocks, *(port.partial_shape[a].get_length() for a in (1, 2, 3))],
-            )
-            for port in ports
-        ]
+    """What an allocation may take."""
 
     def test_more_than_there_is_is_refused_up_front(self, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
         engine = load(bundle)
@@ -527,18 +330,6 @@ class TestGpu:
         ):
             devices.check_room(backends, 10**5)
         devices.check_room(backends, 100)
-        monkeypatch.undo()
-        core: Any = FakeCore()
-        monkeypatch.setattr(ov, "Core", lambda: core)
-        backend = engine.loaded["main"].backend  # 256 bytes a token, 64 of them keys of a layer
-        monkeypatch.setattr(backend, "device", "GPU")
-        monkeypatch.setattr(type(backend), "runtime", "OpenVINO")
-        with pytest.raises(outrider.DeviceError, match="GPU has 0.00 GB of memory left, and the cache may take"):
-            devices.check_room([backend], 2)
-        devices.check_room([backend], 1)
-        core.properties["GPU_DEVICE_MAX_ALLOC_MEM_SIZE"] = 63
-        with pytest.raises(outrider.DeviceError, match="GPU makes no tensor above 0.00 GB, and the keys of"):
-            devices.check_room([backend], 1)
 
 
 class TestCommand:
@@ -582,42 +373,8 @@ class TestCommand:
         assert {device["runtime"] for device in found["devices"]} == {"OpenVINO", "ONNX Runtime"}
         assert found["cores"]["threads"] == found["processor"]["cores"]["threads"] == os.cpu_count()
         assert found["placement"]["main"] == "CPU"
-        gpu("")
-        assert rows == {(row["role"], row["device"]): row | {"free": rows[row["role"], row["device"]]["free"]}
-                        for row in run_json()["models"]}  # fmt: skip
-        gpu(ABORT)
-        with pytest.warns(outrider.DeviceWarning, match="does not run on GPU"):
-            load(bundle, draft_device="GPU", num_threads=1)
-        gpu("")
-        assert run(["devices", "--again"]) == 0  # forgets that, too
-        capsys.readouterr()
-        assert load(bundle, draft_device="GPU", num_threads=1).placement.draft == "GPU"
-        again = {(row["role"], row["device"]): row["works"] for row in run_json()["models"]}
-        assert again["main", "GPU"] is again["draft", "GPU"] is True
         assert run(["devices", str(bundle.folder)]) == 0
         assert "With these options: main model on CPU, draft model on CPU (as asked for)." in capsys.readouterr().out
-
-    def test_an_npus_cache_is_what_npuw_makes_it(self, openvino_bundle: Bundle) -> None:
-        from outrider.cli.devices import _cache_precision
-
-        part = ModelSpec("main", openvino_bundle, openvino_bundle.manifest.main)
-        npu = Device(name="NPU", format="openvino", fixed=True)
-        assert _cache_precision(part, npu, SMALL) == "f16"
-        assert _cache_precision(part, npu, SMALL.replace(precision="f32")) == "f16"
-        assert _cache_precision(part, npu, SMALL.replace(cache_precision="f32")) == "f32"
-        assert _cache_precision(part, Device(name="NONE", format="openvino"), SMALL) is None  # it does not exist
-
-    @pytest.mark.slow
-    def test_a_warning_is_one_line(
-        self, bundle: Bundle, gpu: Callable[[str], None], capsys: pytest.CaptureFixture[str], tmp_path: Path
-    ) -> None:
-        from outrider.cli import run
-
-        gpu(ABORT)
-        assert run(["devices", str(bundle.folder), "--main-device", "auto"]) == 0
-        printed = capsys.readouterr().err.splitlines()
-        assert printed
-        assert all(line.startswith("outrider: The ") and "is not chosen." in line for line in printed)
 
 
 def test_without_onnxruntime_devices_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -627,56 +384,11 @@ def test_without_onnxruntime_devices_are_found(monkeypatch: pytest.MonkeyPatch) 
     assert "not installed" in (found[0].why_not("main") or "")
 
 
-def test_a_broken_onnxruntime_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "outrider.models.backends.onnx_providers", None)
-    found = [device for device in devices.find_devices() if device.format == "onnx"]
-    assert len(found) == 1
-    assert "onnxruntime cannot be imported: import of" in (found[0].why_not("main") or "")
-
-
 def test_a_pair_on_the_cpu_asks_for_no_other_device(openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (placement, probe):
         monkeypatch.setattr(module, "find_device", forbidden)
     with warnings.catch_warnings(action="error", category=outrider.DeviceWarning):  # nothing was replaced
         assert load(openvino_bundle).placement.draft == "CPU"
-
-
-def test_a_device_is_found_by_its_name_if_it_is_there() -> None:
-    assert devices.find_device("DML", "onnx") is None  # listed for the reason alone
-    cpu = devices.find_device("CPU.0", "openvino")
-    assert cpu is not None
-    assert cpu.name == "CPU"
-    assert devices.find_name("GPU", ["CPU", "GPU.0"]) == "GPU.0"
-    assert devices.find_name("GPU.1", ["CPU", "GPU.0"]) is None
-
-
-def test_cores_of_two_kinds_are_told_apart() -> None:
-    class Core:
-        def __init__(self, found: dict[str, int]) -> None:
-            self.found = found
-
-        def compile_model(self, model: ov.Model, device: str, hints: dict[str, Any]) -> "Core":
-            self.kind = hints["SCHEDULING_CORE_TYPE"]
-            return self
-
-        def get_property(self, name: str) -> int:
-            return self.found[self.kind]
-
-    hybrid: Any = Core({"ANY_CORE": 14, "PCORE_ONLY": 6, "ECORE_ONLY": 8})
-    assert devices.count_cores(hybrid) == {"performance": 6, "efficiency": 8, "threads": os.cpu_count()}
-    even: Any = Core({"ANY_CORE": 8, "PCORE_ONLY": 4, "ECORE_ONLY": 4})
-    assert devices.count_cores(even)["efficiency"] == 4
-    plain: Any = Core({"ANY_CORE": 8, "PCORE_ONLY": 8, "ECORE_ONLY": 8})
-    assert devices.count_cores(plain) == {"cores": 8, "threads": os.cpu_count()}
-
-
-def test_memory_is_known() -> None:
-    total, available = system_memory()
-    if sys.platform == "linux":
-        assert total is not None
-        assert available is not None
-    assert total is None or total > 2**30
-    assert available is None or total is None or 0 < available < total
 
 
 class TestProcessor:
@@ -746,25 +458,6 @@ class TestProcessor:
         (tmp_path / "cpu.max").write_text("400000 100000")
         assert processor.find_processor().quota == 0
 
-    def test_the_system_is_asked_where_openvino_does_not_say(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(ov, "Core", forbidden)
-        monkeypatch.setattr(processor, "_CPUINFO", tmp_path / "nowhere")
-        found = processor.find_processor()
-        assert found.name == (platform.processor() or platform.machine())
-        assert (found.instructions, found.capabilities) == ((), ())
-        assert found.cores == {"threads": os.cpu_count()}
-        (tmp_path / "nowhere").write_text(self.XEON)
-        assert processor.find_processor().name == "A Xeon"
-
-    def test_a_limit_of_the_environment_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in processor.LIMITS:
-            monkeypatch.delenv(name, raising=False)
-        assert list(processor.find_processor().description) == ["processor", "instructions", "capabilities"]
-        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-        assert processor.find_processor().description["ONEDNN_MAX_CPU_ISA"] == "AVX2"
-
     def test_a_precision_that_the_processor_lacks_is_named(self) -> None:
         class Core:
             def get_property(self, *_: str) -> list[str]:
@@ -773,32 +466,6 @@ class TestProcessor:
         with pytest.raises(DeviceError, match=r"cannot compute in bf16\. Load with precision='f32'"):
             processor.resolve_precisions(Core(), "CPU", "bf16", "auto")
         assert processor.resolve_precisions(Core(), "CPU", "f16", "auto") == ("f16", "f16")  # widened, not refused
-
-    def test_windows_is_asked_for_what_it_knows(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        registry = types.ModuleType("winreg")
-        opened: list[str] = []
-
-        @contextlib.contextmanager
-        def open_key(root: str, place: str) -> Iterator[str]:
-            opened.append(f"{root}: {place}")
-            yield "key"
-
-        vars(registry).update(
-            HKEY_LOCAL_MACHINE="machine", OpenKey=open_key, QueryValueEx=lambda _, name: (f"{name} ", 1)
-        )
-        kernel = types.SimpleNamespace(IsProcessorFeaturePresent=lambda number: number in (40, 19))
-        monkeypatch.setitem(sys.modules, "winreg", registry)
-        monkeypatch.setattr(processor, "ctypes", types.SimpleNamespace(CDLL=lambda _: kernel))
-        monkeypatch.setattr(sys, "platform", "win32")
-        assert processor._ask_windows() == ("ProcessorNameString", {"avx2", "asimd"})
-        assert opened == [r"machine: HARDWARE\DESCRIPTION\System\CentralProcessor\0"]
-
-    def test_macos_is_asked_for_what_it_knows(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        said = "machdep.cpu.brand_string: Apple M9\nhw.optional.AdvSIMD: 1\nhw.optional.arm.FEAT_I8MM: 1\n"
-        done = types.SimpleNamespace(stdout=said + "hw.optional.arm.FEAT_BF16: 0\n")
-        monkeypatch.setattr("subprocess.run", lambda *_, **__: done)
-        monkeypatch.setattr(sys, "platform", "darwin")
-        assert processor._ask_macos() == ("Apple M9", {"asimd", "i8mm"})
 
 
 def test_a_model_without_cores_is_said_so() -> None:

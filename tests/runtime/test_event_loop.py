@@ -1,17 +1,13 @@
 """Streams in an event loop."""
 
 import asyncio
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import outrider
 from outrider.bundle import Bundle
-from outrider.tokens.grammar import GrammarSource, compiler
 from outrider.types import Drafter
 from watching import Watcher, chat_engine, watched
 
@@ -95,34 +91,6 @@ def test_errors_reach_the_task(engine: outrider.Engine) -> None:
         asyncio.run(ask("hello", drafter="failing"))
 
 
-def test_slow_grammars_keep_each_other_waiting_alone(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A grammar compiles for seconds. As many at a time as the loop has threads, and more, would stop all requests."""
-    pytest.importorskip("llguidance", reason="the extra [structured]")
-    begun, goes_on, compiled = threading.Event(), threading.Event(), compiler._compile
-
-    def compile_slowly(tokenizer: Any, source: GrammarSource) -> Any:
-        begun.set()
-        assert goes_on.wait(60)
-        return compiled(tokenizer, source)
-
-    async def ask(engine: outrider.Engine) -> list[outrider.Result]:
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
-        slow = [asyncio.create_task(engine.agenerate("hello", regex=f"a{{{i}}}b")) for i in range(1, 9)]
-        try:
-            await asyncio.to_thread(begun.wait, 60)
-            async with asyncio.timeout(30):
-                await engine.agenerate("hello", max_new_tokens=5)
-        finally:
-            goes_on.set()
-        return await asyncio.gather(*slow)
-
-    monkeypatch.setattr(compiler, "_compile", compile_slowly)
-    monkeypatch.setattr(GrammarSource, "is_cheap", False)
-    with outrider.load(tiny, cache_size=0.02, keep_records=False) as engine:
-        texts = [result.text for result in asyncio.run(ask(engine))]
-    assert texts == ["a" * i + "b" for i in range(1, 9)]
-
-
 def test_a_cancelled_task_ends_its_request(engine: outrider.Engine) -> None:
     async def cancelled() -> list[tuple[str | None, int]]:
         with watched(engine, watcher := Leaving()):
@@ -166,18 +134,6 @@ def test_a_cancelled_await_leaves_the_chat_as_it_was(engine: outrider.Engine) ->
     assert ("length", 3) in asyncio.run(cancelled())
 
 
-def test_leaving_a_stream_ends_its_request(engine: outrider.Engine) -> None:
-    async def leave() -> list[tuple[str | None, int]]:
-        with watched(engine, watcher := Leaving()):
-            async for _ in engine.astream("hello", **LONG):
-                break
-            return await until_left(watcher)
-
-    ((reason, count),) = asyncio.run(leave())
-    assert reason == "cancelled"
-    assert count < 400
-
-
 def test_a_slow_task_pauses_its_request_alone(engine: outrider.Engine) -> None:
     """Text is not piled up for it, nobody waits for it, and it gets all of it."""
 
@@ -207,15 +163,3 @@ def test_a_task_of_a_closed_loop_ends_its_request(engine: outrider.Engine) -> No
         engine.generate("the same", max_new_tokens=30)  # rounds in which the other one has news
         asyncio.run(until_left(watcher, 2))
     assert sorted(watcher.reasons.values())[0][0] == "cancelled"
-
-
-def test_a_closed_engine_ends_its_streams(openvino_bundle: Bundle) -> None:
-    async def read() -> None:
-        with chat_engine(openvino_bundle) as engine:
-            stream = engine.astream("hello", **LONG)
-            await anext(stream)
-        async for _ in stream:
-            pass
-
-    with pytest.raises(outrider.RequestError, match="This engine is closed"):
-        asyncio.run(read())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from outrider.models.tuning.measure.exactness import ROWS, measure_exactness
 from outrider.models.tuning.measure.readings import compare_readings
 from outrider.testing import FakeBackend
-from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule
+from outrider.types import Chunk, Exactness, Rounding, RowRule
 
 # As measured in bf16 on an Intel Xeon with AMX; numbers that are not listed have bits of their own.
 AMX = ((1,), (2, 4), (3,), (5, 6, 12, 15), (7, 9), (8, 16, 24, 32, 40, 48, 64))
@@ -95,37 +95,6 @@ def test_rows_are_read_alone_though_they_seem_alike() -> None:
     assert found.rule == replace(AMONG, sequence=Rounding(2))
 
 
-def test_an_answer_is_told_from_a_prompt_in_the_prefix_cache() -> None:
-    """Else a text that comes back as a prompt would be continued with other bits when it is in the cache."""
-    backend = FakeBackend(40, attention_kernels=alone, separate_rules=(SEPARATE,))
-    backend.use(measure_exactness(backend))
-    slot = backend.open(100)
-    backend.submit([Chunk(slot, [1, 2, 3, 4], 0)])
-    backend.submit([Chunk(slot, [5, 6, 7], 0, generated=True)])
-    slot.publish([1, 2, 3, 4, 5, 6])
-    slot.close()
-    assert backend.open(100, Prompt([1, 2, 3, 4, 5, 6, 7])).length == 4
-    assert backend.open(100, Prompt([1, 2, 3, 4, 5, 6, 7], answers=((4, 7),))).length == 6
-    assert backend.open(100, Prompt([1, 2, 3, 4, 5, 6, 7], answers=((3, 7),))).length == 3
-
-
-def test_products_may_ask_for_more_than_the_attention() -> None:
-    """As in bf16 with 4-bit weights on an AMD EPYC, with dynamic quantisation in groups that are not the weights'."""
-    kernels = by_groups([(1,), (2, 3, 4), tuple(range(5, 1000))])
-    found = measure_exactness(FakeBackend(40, kernels=kernels, attention_kernels=alone, can_pad_apart=True))
-    assert found.holds
-    assert found.rule == RowRule(sequence=Rounding(2), call=Rounding(5), apart=True)
-
-
-def test_what_the_groups_do_not_show_is_seen_when_it_is_tried() -> None:
-    """Only some numbers of rows are sorted into groups. Prompts have others, too."""
-    backend = FakeBackend(40, kernels=lambda rows: int(rows in (33, 70)))
-    found = measure_exactness(backend)
-    assert found.groups == (ROWS,)
-    assert found.holds
-    assert found.rule == RowRule(call=Rounding(8, 8), logits=Rounding(8, 8))
-
-
 @pytest.mark.parametrize("limit", [64, 80, 112, 207])
 def test_where_calls_of_many_rows_have_other_bits_no_call_has_as_many(limit: int) -> None:
     """As on a processor with AVX2 alone, where the limit is between 80 and 96 rows."""
@@ -137,17 +106,6 @@ def test_where_calls_of_many_rows_have_other_bits_no_call_has_as_many(limit: int
     backend.num_rows.clear()
     assert max(compare_readings(backend, 300).values()) == 0
     assert max(backend.num_rows) == limit // 16 * 16
-
-
-def test_where_calls_cannot_be_divided_or_few_rows_differ_from_any_more_nothing_is_claimed() -> None:
-    def kernels(limit: int) -> Callable[[int], int]:
-        return lambda rows: int(rows > limit)
-
-    for limit, can_divide in ((80, False), (48, True)):
-        backend = FakeBackend(40, kernels=kernels(limit), can_divide=can_divide)
-        found = measure_exactness(backend)
-        assert not found.holds
-        assert found.rule == RowRule()
 
 
 def test_where_no_padding_helps_nothing_is_claimed() -> None:
@@ -215,10 +173,3 @@ def test_whatever_is_claimed_is_true(data: st.DataObject) -> None:
     backend.use(found)
     if found.holds:
         assert max(compare_readings(backend, 130).values()) == 0
-
-
-@pytest.mark.parametrize("rule", [RowRule(), RowRule(Rounding(2)), RowRule(Rounding(8, 8), Rounding(8, 8))])
-def test_padding_has_its_room(rule: RowRule) -> None:
-    for counts in ([1], [5], [1, 1], [3, 8, 1]):
-        added = rule.num_rows(counts) - sum(counts)
-        assert 0 <= added <= len(counts) * rule.num_spare

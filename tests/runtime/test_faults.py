@@ -6,7 +6,7 @@ after the other, at every place where an app's code or values enter. The other t
 
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,25 +19,20 @@ import outrider
 from adapters import write_adapter
 from faults import (
     DRAFTER,
-    PROPOSALS,
     SOUND,
     VALUES,
     Fault,
     Faulty,
     Recorder,
-    Silent,
     Trees,
     Unspeakable,
-    drafts,
     faults_of,
     members_of,
-    proposing,
 )
 from grammars import save_pair
 from heads import write_head
 from outrider.bundle import Format, read_bundle
 from outrider.decoding import own
-from outrider.decoding.observer import Observer
 from outrider.decoding.request_queue import Submitted
 from outrider.errors import OutriderError
 from outrider.inputs.text import Tokenizer
@@ -76,9 +71,7 @@ MODEL = {"drafter": "draft", "num_assistant_tokens": 3}
 OF: dict[str, dict[str, dict[str, Any]]] = {
     "openvino": {"head": HEAD, "adapter": HEAD | SEEDED | {"adapter": "pirate"}},
     "onnx": {"model": {"drafter": "draft"}, "sampled": MODEL | SEEDED},
-    "pair": {"model": {"drafter": "draft"}, "sampled": MODEL | SEEDED},
     "states": {"model": {"drafter": "draft"}, "sampled": MODEL | SEEDED, "grammar": EIGHT["grammar"]},
-    "onnx heads": {"head": HEAD, "sampled": MODEL | SEEDED},
 }
 
 
@@ -235,13 +228,6 @@ def drill(request: pytest.FixtureRequest, folders: Callable[[str], Path]) -> Ite
         yield made
 
 
-@pytest.fixture(scope="module")
-def small_drill(folders: Callable[[str], Path]) -> Iterator[Drill]:
-    """With fewer requests beside the ninth. What is checked on the host is so for any backend."""
-    with drilling("onnx", folders("onnx"), FEW | {"model": OF["onnx"]["model"]}) as made:
-        yield made
-
-
 def test_every_member_of_the_interfaces_has_a_rule() -> None:
     """What is added to an interface is checked where it enters, and part of the drill."""
     assert own.RULES.keys() == DRAFTER.keys()
@@ -262,33 +248,11 @@ def test_a_drafter_s_faults_end_its_request_alone(drill: Drill) -> None:
     assert DRAFTER.keys() - used <= {"name", *TIMED}  # an app's drafter has the name of `add_drafter`
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:A drafter failed to release")
-@pytest.mark.parametrize("base", SOUND)
-def test_all_faults_of_a_drafter_end_its_request_alone(small_drill: Drill, base: str) -> None:
-    """All errors, all values, and all drafts, greedy and sampled by rejection, beside four others."""
-    drill = small_drill
-    for fault in (*faults_of(drill.used(base)), *PROPOSALS[base]()):
-        drill.drafted(fault, base)
-    for fault in proposing(drafts()) if base == "plain" else ():
-        drill.drafted(fault, base, temperature=1.0, seed=3, sampling="rejection", num_assistant_tokens=4)
-    drill.end()
-
-
 def test_a_tokenizer_s_faults_end_their_request_alone(drill: Drill) -> None:
     """Text is encoded in the app's thread, and decoded in the engine's."""
-    bring_a_tokenizer_s(VALUES[:2], drill)
-
-
-@pytest.mark.slow
-def test_all_faults_of_a_tokenizer_end_their_request_alone(small_drill: Drill) -> None:
-    bring_a_tokenizer_s(VALUES, small_drill)
-
-
-def bring_a_tokenizer_s(values: Sequence[Any], drill: Drill) -> None:
     tokenizer: Any = drill.engine.tokenizer
     reached = set()
-    for fault in faults_of(members_of(ChatTokenizer), values):
+    for fault in faults_of(members_of(ChatTokenizer), VALUES[:2]):
         found = drill.ninth(before=partial(setattr, tokenizer, "fault", fault))
         tokenizer.fault = None
         if fault.member != "encode_prompt" or fault.error:  # else it may be another prompt
@@ -296,20 +260,6 @@ def bring_a_tokenizer_s(values: Sequence[Any], drill: Drill) -> None:
         reached |= {fault.member} if fault.count else set()
     drill.end()
     assert {"encode_prompt", "decode"} <= reached  # the others are for chats, other vocabularies and references
-
-
-@pytest.mark.slow
-def test_an_observer_s_faults_end_no_request(drill: Drill) -> None:
-    queue = drill.engine._queue
-    for fault in faults_of(members_of(Observer), (None,)):
-        observer = cast("Any", Faulty(Silent(), fault))
-        found = drill.ninth(before=partial(setattr, queue, "observer", observer))
-        if not isinstance(found, KeyboardInterrupt):
-            assert isinstance(found, outrider.Result), f"{fault}: {found!r}"
-            assert found.token_ids == drill.right
-        queue.observer = None
-        assert fault.count or (fault.member == "drafted" and not fault.is_method)
-    drill.end()
 
 
 def test_faults_of_cancel_and_of_sinks_end_their_request_alone(drill: Drill) -> None:

@@ -10,13 +10,9 @@ from hypothesis import strategies as st
 
 import outrider
 from in_the_loop import ask, new_request, run
-from outrider.bundle import Bundle
 from outrider.decoding.answer import Answer
 from outrider.decoding.slots import admit
-from outrider.drafters import DraftModel, Suffix
-from outrider.drafters.controller import Controller
 from outrider.errors import BundleError, RequestError
-from outrider.models.cost.table import CallCost
 from outrider.testing import FakeBackend
 from outrider.tokens.verifiers import Threshold
 from outrider.types import Chunk, Committed, Draft, Drafter, DraftRequest, Requirements, TokenSequence
@@ -102,28 +98,6 @@ def test_what_was_found_in_the_cache_has_none() -> None:
     assert reading.begins[first.sequence] == 0
     assert reading.begins[second.sequence] == len(first.sequence) - 1 == second.stats.num_cached_tokens
     check(second, reading)
-
-
-def test_a_controller_asks_for_what_its_draft_model_needs() -> None:
-    main = FakeBackend(VOCAB_SIZE, features=NAMES)
-    cost = CallCost((1, 16), (1.0, 1.1), (1.0, 1.1))
-    model = DraftModel(FakeBackend(VOCAB_SIZE), context_length=99, cost=cost)
-    request = new_request([1, 2], None)
-    ask(request, policy=Controller(main, cost, copier=Suffix(), models={"draft": model}))
-    assert admit(request, main)
-    assert not request.features
-    model.requirements = Requirements(NAMES)
-    assert admit(request, main)
-    assert request.features == NAMES
-
-
-def test_a_main_model_without_them_refuses_the_request(toy_bundle: Bundle) -> None:
-    engine = load_toy(toy_bundle)
-    main: Any = FakeBackend(VOCAB_SIZE)
-    engine.add_drafter("reading", Reading(main, Requirements(NAMES)))
-    with pytest.raises(RequestError, match="hidden states 'late', and the main model gives none"):
-        engine.generate("abc", drafter="reading")
-    assert engine.generate("abc", max_new_tokens=5, drafter=None).token_ids
 
 
 def test_a_drafter_that_needs_trees_is_refused_by_a_verifier_of_chains() -> None:

@@ -15,12 +15,12 @@ import outrider
 from outrider.bundle import Bundle
 from outrider.config import DeviceConfig
 from outrider.decoding import measuring
-from outrider.decoding.measuring import CheckExactness, MeasureCosts, Measuring
+from outrider.decoding.measuring import CheckExactness, Measuring
 from outrider.engine import joining
 from outrider.errors import ExactnessWarning
 from outrider.models.cost import measure
 from outrider.models.cost.stored import cost_of
-from outrider.models.cost.table import ONE_LOAD, UNKNOWN
+from outrider.models.cost.table import ONE_LOAD
 from outrider.models.tuning import first, loading
 from outrider.models.tuning.loading import LoadedModel, compile_checked
 from outrider.models.tuning.machines import read_machines
@@ -165,17 +165,6 @@ def test_a_machine_that_nobody_knows_drafts_once_it_is_checked(load: Load, monke
     assert answer(engine, **drafted).exact
 
 
-def test_measuring_first_keeps_the_setting_and_knows_all_before_the_first_answer(load_exact: Load) -> None:
-    load = load_exact
-    taken = load().choices["main"].setting
-    engine = load(measure="first")
-    setting = engine.choices["main"].setting
-    assert setting.exactness.holds
-    assert replace(setting, exactness=taken.exactness) == taken
-    assert setting.exactness.rule == taken.exactness.rule
-    assert not any(cost.is_guess for cost in engine.costs.values())
-
-
 def test_a_draft_model_joins_an_answer_that_runs(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     may_go = threading.Event()
     monkeypatch.setattr(joining, "compile_checked", lambda spec: may_go.wait() and compile_checked(spec))
@@ -263,33 +252,6 @@ def test_a_check_gives_way_at_each_call_and_repeats_no_reading(
     assert calls[0] < whole + 40 * paused
     assert verdicts == [True, True]
     assert loading.choice_of(loaded.spec).setting.exactness.holds
-
-
-def test_costs_give_way_at_each_call_and_time_none_again(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "_MOST_CHANGES", 6)
-    guess, calls, job = loaded.cost.near, count_calls(loaded, monkeypatch), MeasureCosts({"main": loaded})
-    assert job.rest == measuring._PATIENCE_SECONDS
-    paused = 0
-    while job.is_due:
-        job.go_on(loaded.backend, Limited(7))
-        paused += job.is_due
-    assert paused
-    made, calls[0] = calls[0], 0
-    assert loaded.cost.near != guess
-    assert cost_of(loaded.spec, loaded.backend).near == loaded.cost.near  # it is saved
-    cost_of(loaded.spec, loaded.backend, 2)
-    assert made <= calls[0] + 15  # forks are timed anew
-    assert loaded.backend.capabilities.steady is not None
-
-
-def test_a_busy_machine_keeps_its_guess_and_is_asked_more_rarely(
-    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(CALLS, 0, UNKNOWN)
-    guess, job = loaded.cost.near, MeasureCosts({"main": loaded})
-    job.go_on(loaded.backend, lambda: False)
-    assert loaded.cost.near == guess
-    assert job.rest == 8 * measuring._PATIENCE_SECONDS
 
 
 SEPARATE = RowRule(separate=True, call=Rounding(2))

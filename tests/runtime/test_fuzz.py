@@ -1,6 +1,5 @@
 """What the runtime reads from files and requests: damaged, it is refused by an error of ours, and nothing worse."""
 
-import base64
 import io
 import json
 import shutil
@@ -149,13 +148,6 @@ def test_images(form: str, num_examples: int) -> None:
     whole = picture(form)
     contents = damaged(whole)
     fuzz(read_image, whole, contents | contents.map(with_checksums) if form == "PNG" else contents, num_examples)
-
-
-def test_images_in_a_url(num_examples: int) -> None:
-    pytest.importorskip("PIL", reason="the extra [vision]")
-    whole = b"data:image/png;base64," + base64.b64encode(picture("PNG"))
-    contents = st.one_of(damaged(whole), damaged(picture("PNG")).map(lambda data: whole[:22] + base64.b64encode(data)))
-    fuzz(lambda content: read_image("data:" + content.decode("latin-1")[5:]), whole, contents, num_examples)
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])

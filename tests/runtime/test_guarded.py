@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import openvino as ov
 import pytest
 
@@ -16,7 +15,6 @@ from outrider.bundle import read_bundle
 from outrider.models.backends.taps import ROOM as WEIGHTS_ROOM
 from outrider.models.backends.taps import read_ir
 from outrider.system.core import new_core
-from outrider.system.memory import ROOM, allocate_zeros
 from outrider.testing import save_toy_bundle
 
 pytestmark = pytest.mark.needs("Linux")  # protects pages as Linux does
@@ -66,14 +64,6 @@ ctypes.c_uint8.from_address(guarded(100, room=4).ctypes.data + {at}).value
 """
     folder = Path(guarded.__file__).parent
     assert subprocess.run([sys.executable, "-c", program], cwd=folder, check=False).returncode == code
-
-
-@pytest.mark.parametrize("size", [1, 4096, 100_000])
-def test_a_cache_has_room_after_its_end(size: int) -> None:
-    array = allocate_zeros(size)
-    assert array.shape == (size,)
-    assert isinstance(array.base, np.ndarray)
-    assert array.base.nbytes - size >= ROOM
 
 
 @pytest.mark.parametrize(("spare", "is_mapped"), [(0, False), (WEIGHTS_ROOM - 1, False), (WEIGHTS_ROOM, True)])

@@ -9,17 +9,14 @@ import msgspec
 import pytest
 
 from outrider.bundle import Bundle
-from outrider.bundle.manifest import DrafterEntry
 from outrider.bundle.vision import PatchesEntry
 from outrider.config import DeviceConfig
-from outrider.drafters.drafter_registry import records_of
 from outrider.models.backends.devices import Device
 from outrider.models.backends.processor import ProcessorFacts
 from outrider.models.cost import stored as costs
 from outrider.models.tuning import loading, model_spec, probe
 from outrider.models.tuning.loading import LoadedModel
 from outrider.models.tuning.model_spec import ModelSpec
-from outrider.models.tuning.probe import Verdict
 from outrider.models.tuning.setting import Choice, Setting
 from outrider.system import saved
 from outrider.testing import FakeBackend, save_toy_bundle
@@ -80,22 +77,6 @@ def test_a_setting_is_one_for_all_drafters_and_folders(part: ModelSpec) -> None:
     assert not loading.is_settled(part.on("CPU", DeviceConfig(properties={"ENABLE_CPU_PINNING": False})))
 
 
-def test_a_device_is_tried_again_beside_another_processor(part: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache folder may be on a disk that several machines share."""
-    tried = list[str]()
-
-    def try_apart(job: Any) -> Verdict:
-        tried.append(job.device)
-        return Verdict(works=True)
-
-    has_driver(monkeypatch, "1")
-    monkeypatch.setattr(probe, "try_apart", try_apart)
-    for name in ("one", "one", "other"):
-        monkeypatch.setattr(model_spec, "this_processor", lambda name=name: ProcessorFacts(name))
-        assert probe.verdict_of(part.on("GPU", DeviceConfig())).works
-    assert len(tried) == 2
-
-
 def test_threads_are_those_of_a_quota_unless_a_number_is_given(
     part: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,18 +110,6 @@ def test_a_cost_is_of_calls_that_were_timed(
     assert costs._file(*change(here, backend)).path != known
 
 
-def test_the_cost_of_a_head_is_with_the_matrix_that_it_shares(part: ModelSpec) -> None:
-    """It has the main model's embedding and output matrix, which may be exported in other weights."""
-    bundle, backend = part.bundle, compiled()
-    entry = DrafterEntry("draft", "eagle3", bundle.manifest.drafters[0].model)
-    ours, other = (
-        ModelSpec("draft", each, entry.model, entry)
-        for each in (bundle, with_changed(bundle, "main/openvino_model.bin"))
-    )
-    assert ours.files == other.files
-    assert costs._file(ours, backend).path != costs._file(other, backend).path
-
-
 def test_saved_prefixes_are_of_one_vision_encoder(part: ModelSpec) -> None:
     """An image's key is that of its pixels."""
     vision = PatchesEntry(
@@ -152,15 +121,3 @@ def test_saved_prefixes_are_of_one_vision_encoder(part: ModelSpec) -> None:
     choice = Choice(Setting("f32", "f32"))
     ours, theirs = (LoadedModel(each, choice, compiled()).identity for each in (seeing, other))
     assert ours != theirs
-
-
-def test_what_was_accepted_of_some_layers_says_nothing_of_others(part: ModelSpec) -> None:
-    def made_of(*layers: int) -> Path:
-        entry = DrafterEntry("self", "self", part.model, layers=layers)
-        drafter = ModelSpec("self", part.bundle, part.model, entry)
-        file = records_of(True, {each.role: each for each in (part, drafter)}, {})._file
-        assert file is not None
-        return file.path
-
-    assert made_of(0) == made_of(0)
-    assert made_of(0) != made_of(0, 1)

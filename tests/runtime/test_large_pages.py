@@ -1,6 +1,5 @@
 """Weights in pages of 2 MB: what is found, what is moved, and when that ends."""
 
-import errno
 import mmap
 import re
 from pathlib import Path
@@ -69,43 +68,3 @@ def region(advice: int) -> NDArray[np.uint8]:
 def range_of(line: str) -> range:
     """The addresses that a line of a process's map begins with."""
     return range(*(int(each, 16) for each in line.split()[0].split("-")))
-
-
-def moving(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> LargePages:
-    """A job in 100 MB, of 7 pieces. numbers: of the errors of the first pieces; 0: none."""
-    left = iter([*numbers, *[0] * 99])
-
-    def use(_: range) -> None:
-        if number := next(left):
-            raise OSError(number, "")
-
-    monkeypatch.setattr(large_pages, "full_regions", lambda _: [range(100 * MB)])
-    monkeypatch.setattr(large_pages, "use_large_pages", use)
-    return LargePages(1 << 30)
-
-
-def test_it_ends_where_the_system_has_none_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = moving(monkeypatch, 0, 0, errno.ENOMEM)
-    assert not job.has_begun  # so that it waits until an engine is idle for a while
-    job.go_on(MAIN, lambda: False)
-    assert job.has_begun
-    assert move_all(job) == 3
-    job.pause()
-    assert not job.is_due
-
-
-def test_what_cannot_be_moved_is_left_out_and_what_a_request_has_packed_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Such as memory that was not written to yet."""
-    job = moving(monkeypatch, errno.EINVAL, 0, errno.EAGAIN)
-    assert move_all(job) == 1 + 7
-    job.pause()
-    assert move_all(job) == 1 + 7
-    job.pause()
-    assert not job.is_due
-
-
-def test_small_models_are_left_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large_pages, "full_regions", lambda _: pytest.fail("nothing is to be looked up"))
-    assert not LargePages(10 * MB).is_due

@@ -1,7 +1,6 @@
 """Models whose layers differ in their heads, and of which some read others' keys and values, on OpenVINO."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 
 import outrider
 from outrider.bundle import Bundle
-from outrider.cli import run
 from toys import in_threads, load_toy, random_ids
 from varied import SHAPES, WINDOW, save_varied
 
@@ -61,20 +59,3 @@ def test_a_shared_layer_reads_what_its_layer_has_written(engine: outrider.Engine
     whole = read(engine.main, token_ids, [60], 60)
     for pieces in ([31, 29], [60 - 40, *[1] * 40]):
         assert np.abs(read(engine.main, token_ids, pieces, 60) - whole).max() < 1e-4
-
-
-@pytest.mark.slow
-def test_a_prefix_on_disk_goes_on_after_a_restart(bundle: Bundle, engine: outrider.Engine, tmp_path: Path) -> None:
-    text = random_ids(7, 200)
-    expected = engine.generate(text, drafter=None, **OPTIONS)
-    for num_cached in (0, 199):
-        with load_toy(bundle, prefix_store=str(tmp_path), **EXACT) as made:
-            found = made.generate(text, drafter="draft", num_assistant_tokens=3, **OPTIONS)
-            assert (found.token_ids, found.logprobs) == (expected.token_ids, expected.logprobs)
-            assert found.stats.num_cached_tokens == num_cached
-
-
-def test_inspect_tells_the_sizes(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["inspect", str(bundle.folder)]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "2, with key-value heads: 1, size 8 (1 layers) and 1, size 16 (1 layers); 2 layers read" in said

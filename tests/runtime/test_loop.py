@@ -4,7 +4,6 @@ import _thread
 import threading
 import time
 from collections.abc import Sequence
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,11 @@ from outrider.decoding.answer import Answer
 from outrider.decoding.request_queue import RequestQueue
 from outrider.decoding.row_budget import RowBudget
 from outrider.drafters import DraftModel, Ngram, References, Suffix
-from outrider.errors import DeviceError, RequestError
+from outrider.errors import RequestError
 from outrider.inputs.text import TextStream
 from outrider.testing import FakeBackend
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy
-from outrider.types import NO_PROMPT, Committed, Draft, Drafter, DraftRequest, Noise, Prompt, TokenSequence
+from outrider.types import NO_PROMPT, Committed, Draft, Drafter, DraftRequest, Noise, TokenSequence
 from outrider_bench.modes.ours import Shuffled
 from toys import in_threads
 
@@ -207,12 +206,6 @@ def test_a_prompt_is_read_in_pieces_and_asks_for_one_row() -> None:
     assert backend.calls == [[32], [32], [32], [4]]
 
 
-def test_plain_decoding_calls_no_drafter_and_checks_one_row() -> None:
-    backend = FakeBackend(VOCAB_SIZE)
-    finish(RequestQueue(backend, RowBudget(32)), make_request([1, 2], max_new_tokens=5))
-    assert backend.calls == [[2], [1], [1], [1], [1]]
-
-
 def test_nothing_is_drafted_past_max_new_tokens() -> None:
     """The bonus token is always there, so the last token is never drafted."""
     draft = FakeBackend(VOCAB_SIZE)
@@ -254,14 +247,6 @@ def test_nothing_is_drafted_after_an_end() -> None:
     assert request.sequence.generated_token_ids == token_ids[: end + 1]
     assert len(draft.calls) == end  # all but the first token, and none behind the end
     assert request.stats.num_draft_tokens == end
-
-
-def test_nothing_is_drafted_beyond_the_draft_models_context() -> None:
-    draft, backend = FakeBackend(VOCAB_SIZE, seed=3), FakeBackend(VOCAB_SIZE, seed=3)
-    drafter = draft_model(draft, context_length=10)
-    request = finish(RequestQueue(backend, RowBudget(512)), make_request([1, 2], drafter, max_new_tokens=20, n=3))
-    assert len(request.sequence.generated_token_ids) == 20
-    assert 0 < request.stats.num_draft_tokens < 10
 
 
 def test_a_reader_that_pauses_is_waited_for() -> None:
@@ -309,88 +294,6 @@ def test_an_answer_that_is_cancelled_at_any_moment_ends(at_call: int, error: Exc
     assert not error or said[0].startswith("cancel.is_set(), of a Cancel, raised")
 
 
-def test_a_whole_answer_is_not_asked_whether_it_is_cancelled() -> None:
-    """Its text is complete. An app's `cancel` that fails later does not change it."""
-
-    class Cancel(threading.Event):
-        def is_set(self) -> bool:
-            if request.finish_reason:
-                raise KeyError("no flag")
-            return False
-
-    request = make_request([1], max_new_tokens=5)
-    request.delivery.cancel = Cancel()
-    assert finish(RequestQueue(FakeBackend(VOCAB_SIZE), RowBudget(512)), request).finish_reason == "length"
-    assert request.error is None
-
-
-def test_a_cancelled_request_that_waits_ends_without_text() -> None:
-    queue = RequestQueue(Narrow(), RowBudget(512))
-    first = queue.run(make_request([1], max_new_tokens=20))
-    next(first)
-    waiting = make_request([2], max_new_tokens=20)
-    waiting.delivery.cancel = threading.Event()
-    waiting.delivery.cancel.set()
-    (chunk,) = queue.run(waiting)
-    assert chunk.result is not None
-    assert (chunk.result.finish_reason, chunk.result.token_ids) == ("cancelled", [])
-
-
-class Failing(FakeBackend):
-    """Fails at one call."""
-
-    def __init__(self, at_call: int, error: BaseException) -> None:
-        super().__init__(VOCAB_SIZE)
-        self.at_call, self.error = at_call, error
-
-    def submit(self, chunks: Any) -> Any:
-        step = super().submit(chunks)
-        if len(self.calls) == self.at_call:
-            raise self.error
-        return step
-
-
-@pytest.mark.parametrize("error", [DeviceError("lost"), RuntimeError("odd"), MemoryError()])
-def test_a_failed_call_ends_what_runs_and_nothing_else(error: BaseException) -> None:
-    queue = RequestQueue(Failing(5, error), RowBudget(512))
-    with pytest.raises(type(error)):
-        finish(queue, make_request([1], max_new_tokens=20))
-    assert finish(queue, make_request([1], max_new_tokens=20)).finish_reason == "length"
-
-
-def test_an_error_while_messages_are_received_reaches_the_reader() -> None:
-    """Here that of an answer's second reading, which a new request interrupts. The worker goes on."""
-    queue, errors = RequestQueue(FakeBackend(VOCAB_SIZE), RowBudget(512)), [RuntimeError("no room to publish")]
-
-    def pause() -> None:
-        if errors:
-            raise errors.pop()
-
-    queue._scheduler.rereading.pause = pause  # type: ignore[method-assign]
-    news: SimpleQueue[Any] = SimpleQueue()
-    request = make_request([1], max_new_tokens=3)
-    request.delivery.sink = news
-    queue.submit(request)
-    with pytest.raises(RuntimeError, match="no room to publish"):
-        raise news.get(timeout=300)
-    assert finish(queue, make_request([1], max_new_tokens=3)).finish_reason == "length"
-
-
-def test_one_requests_error_is_its_own() -> None:
-    class Broken(FakeBackend):
-        def logits_after(self, token_ids: Sequence[int]) -> Any:
-            logits = super().logits_after(token_ids)
-            return logits * np.float32(np.nan) if token_ids[0] == 5 and len(token_ids) > 4 else logits
-
-    queue = RequestQueue(Broken(VOCAB_SIZE), RowBudget(512))
-    broken = queue.run(make_request([5, 1, 2], max_new_tokens=20))
-    next(broken)
-    for _ in range(3):
-        assert finish(queue, make_request([1, 2], max_new_tokens=20)).finish_reason == "length"
-    with pytest.raises(DeviceError, match="not finite"):
-        list(broken)
-
-
 def test_interrupts_at_any_time_harm_no_other_request() -> None:
     """After each of a hundred Ctrl-C at random times, requests get their text, and every slot is released."""
     backend = FakeBackend(VOCAB_SIZE, seed=1)
@@ -421,18 +324,6 @@ def test_interrupts_at_any_time_harm_no_other_request() -> None:
         assert calm.sequence.token_ids == alone.sequence.token_ids
     assert interrupted > 10
     assert all(slot.closed for slot in slots)
-
-
-def test_a_prompt_of_another_scope_shares_nothing() -> None:
-    """Neither in the main model's cache nor in the draft model's, though its tokens are the same."""
-    main, backend = FakeBackend(VOCAB_SIZE), FakeBackend(VOCAB_SIZE, noise=0.5)
-    queue, drafter, prompt = RequestQueue(main, RowBudget(512)), draft_model(backend), [1, 2, 3] * 20
-    for scope, num_cached in ((b"", 0), (b"image", 0), (b"", 59), (b"image", 59)):
-        request = make_request(Prompt(prompt, scope), drafter)
-        backend.calls.clear()
-        finish(queue, request)
-        assert request.stats.num_cached_tokens == num_cached
-        assert backend.calls[0] == ([2] if num_cached else [32])
 
 
 class Listening(RandomDrafter):
@@ -507,17 +398,6 @@ def test_a_request_without_room_waits_and_moves_the_others_along() -> None:
     assert first.sequence.token_ids == alone.sequence.token_ids
 
 
-def test_an_abandoned_request_that_waits_is_dropped() -> None:
-    queue = RequestQueue(Narrow(), RowBudget(512))
-    first = queue.run(make_request([1], max_new_tokens=20))
-    next(first)
-    waiting = make_request([2], max_new_tokens=20)
-    waiting.delivery.abandoned = True
-    queue._inbox.put(waiting)
-    assert finish(queue, make_request([3], max_new_tokens=5)).finish_reason == "length"
-    assert waiting.delivery.done
-
-
 def test_the_worker_ends_with_its_queue() -> None:
     before = threading.active_count()
     queue = RequestQueue(FakeBackend(VOCAB_SIZE), RowBudget(512))
@@ -527,26 +407,6 @@ def test_the_worker_ends_with_its_queue() -> None:
     assert threading.active_count() == before + 1
     del queue, stream
     assert threading.active_count() == before
-
-
-@pytest.mark.parametrize("at_call", [1, 3, 6])
-def test_a_tokenizer_that_fails_ends_its_request_alone(at_call: int) -> None:
-    """At any call: while tokens are committed, and at the end of the answer."""
-    calls = 0
-
-    def decode(token_ids: Sequence[int]) -> str:
-        nonlocal calls
-        calls += 1
-        if calls == at_call:
-            raise ValueError("no such token")
-        return letters(token_ids)
-
-    queue = RequestQueue(FakeBackend(VOCAB_SIZE), RowBudget(512))
-    request = make_request([1], max_new_tokens=5)
-    request.delivery.text = TextStream(decode)
-    with pytest.raises(ValueError, match="no such token"):
-        finish(queue, request)
-    assert finish(queue, make_request([1], max_new_tokens=5)).finish_reason == "length"
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf])

@@ -123,10 +123,3 @@ def test_the_levels_of_references_count(tiny: Path, escaped: bool) -> None:
         assert grammars.new_state(GrammarSource(option, before + schema(300)))
         with pytest.raises(OptionError, match=r"may lead through \d+,\d+ levels, and 4,000 can be followed"):
             grammars.new_state(GrammarSource(option, before + schema(8_000)))
-
-
-def test_brackets_in_texts_are_no_levels_of_a_grammar(tiny: Path) -> None:
-    pytest.importorskip("llguidance", reason="the extra [structured]")
-    rules = "".join(f'r{i}: "([{{" /\\(/ "a" // it\'s ([{{ "\n' for i in range(500))
-    text = "start: " + " | ".join(f"r{i}" for i in range(500)) + "\n" + rules
-    assert Grammars(tiny / "tokenizer", 404, (402,)).new_state(GrammarSource("grammar", text))

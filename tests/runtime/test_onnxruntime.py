@@ -13,13 +13,8 @@ import pytest
 import outrider
 from calls import rows_of_call
 from outrider.bundle import Bundle
-from outrider.models.backends import onnx_providers
-from outrider.models.backends.onnx_cache import BufferCache
 from outrider.models.backends.onnxruntime import OnnxRuntime
-from outrider.models.cost.slots import open_slot
-from outrider.models.cost.table import CallCost
-from outrider.models.tuning.measure import TRIAL_TOKENS, measure_exactness
-from outrider.models.tuning.measure.readings import compare_readings, read
+from outrider.models.tuning.measure.readings import read
 from outrider.testing import ToyTokenizer, save_toy_bundle, save_toy_model
 from outrider.types import Chunk, Exactness, Rounding, RowRule
 
@@ -61,18 +56,6 @@ def test_sequences_run_one_after_another(model: Path) -> None:
     slots = [backend.open(10) for _ in texts]
     rows = rows_of_call(backend, *(Chunk(slot, text, n) for slot, text, n in zip(slots, texts, (2, 0, 1), strict=True)))
     np.testing.assert_array_equal(rows, [alone[0][3], alone[0][4], alone[2][5]])
-
-
-def test_room_is_given_back_once(model: Path) -> None:
-    backend = load(model)
-    backend.use(Exactness(rule=RowRule(Rounding(2))))
-    assert backend.max_tokens == 199  # one is for padding
-    slot = open_slot(backend, 150)
-    assert backend.open(60) is None
-    slot.close()
-    slot.close()
-    assert backend.open(199) is not None
-    assert backend.open(1) is None
 
 
 def test_a_lack_of_memory_is_an_error_of_the_device(model: Path) -> None:
@@ -151,38 +134,6 @@ def test_devices_without_a_provider_are_named(model: Path, device: str, found: s
         load(model, device=device)
 
 
-@pytest.fixture
-def other_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device "GPU" that runs on the CPU provider, and is treated as a device other than the CPU."""
-    monkeypatch.setitem(onnx_providers._PROVIDERS, "GPU", onnx_providers._PROVIDERS["CPU"])
-
-
-@pytest.mark.usefixtures("other_device")
-def test_no_device_is_called_exact_before_it_was_measured(model: Path) -> None:
-    for device in ("CPU", "GPU"):
-        backend = load(model, device=device)
-        assert not backend.capabilities.bit_exact_batching
-        backend.allocate(TRIAL_TOKENS)
-        backend.use(measure_exactness(backend))
-        assert backend.capabilities.bit_exact_batching == (set(compare_readings(backend, 300).values()) == {0.0})
-        assert read(backend, [1, 2, 3], [3], 3).shape == (3, 40)
-
-
-@pytest.mark.usefixtures("other_device")
-def test_a_device_that_moves_the_cache_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = BufferCache._bind
-
-    def moved(self: BufferCache, *given: Any) -> Any:
-        binding = honest(self, *given)
-        for name in self._pasts:
-            binding.bind_output(name.replace("past_key_values", "present"), "cpu")  # where it likes
-        return binding
-
-    monkeypatch.setattr(BufferCache, "_bind", moved)
-    with pytest.raises(outrider.DeviceError, match="does not keep this model's cache in place on GPU"):
-        load(model, device="GPU")
-
-
 def without_rows(model: onnx.ModelProto) -> None:
     for name in ("rows_begin", "rows_end"):
         (port,) = (port for port in model.graph.input if port.name == name)
@@ -240,41 +191,6 @@ def test_without_onnxruntime_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
         outrider.Engine(bundle, SMALL, tokenizer=ToyTokenizer())
 
 
-@pytest.mark.parametrize(("properties", "message"), [
-    ({"PERFORMANCE_HINT": "LATENCY"}, "is for models in openvino, and these are in onnx"),
-    ({"session.intra_op.allow_spinning": "0"}, None),
-])  # fmt: skip
-def test_properties_of_another_library_are_refused(
-    tmp_path: Path, properties: dict[str, str], message: str | None
-) -> None:
-    bundle = save_toy_bundle(tmp_path / "b", formats=("onnx", "onnx"))
-    config = SMALL.replace(properties=properties)
-    if message:
-        with pytest.raises(outrider.OptionError, match=message):
-            outrider.Engine(bundle, config, tokenizer=ToyTokenizer())
-    else:
-        engine = outrider.Engine(bundle, config, tokenizer=ToyTokenizer())
-        assert isinstance(engine.main, OnnxRuntime)
-        assert "session.intra_op.allow_spinning" in engine.main.fingerprint
-
-
-def test_a_real_models_text_is_that_of_plain_decoding(smollm2_onnx: Path) -> None:
-    engine = outrider.load(smollm2_onnx, cache_size=0.2)
-    prompt = "List the days of the week, twice."
-    several: list[dict[str, Any]] = [{}, {"temperature": 0.8, "seed": 4}]
-    for options in several:
-        plain = engine.generate(prompt, max_new_tokens=48, drafter=None, **options)
-        for drafter in ("ngram", "suffix"):
-            drafted = engine.generate(prompt, max_new_tokens=48, drafter=drafter, num_assistant_tokens=4, **options)
-            assert drafted.token_ids == plain.token_ids
-            assert drafted.stats.num_draft_tokens > 0
-
-
-def test_costs_of_sequences_add_up() -> None:
-    shared, each = (CallCost((2, 16), (1.0, 2.0), (1.0, 2.0), one_call=one_call) for one_call in (True, False))
-    assert shared.together([2, 2]) == shared(4) < each.together([2, 2]) == 2 * each(2)
-
-
 class TestDraftBundle:
     """Drafts of another bundle's models."""
 
@@ -291,14 +207,6 @@ class TestDraftBundle:
         drafted = engine.generate("hello", drafter="draft", **options)
         assert drafted.stats.num_accepted_tokens > 0
         assert drafted.token_ids == engine.generate("hello", drafter=None, **options).token_ids
-
-    def test_its_main_model_drafts_where_it_has_no_other(self, main: Bundle, tmp_path: Path) -> None:
-        other = save_toy_bundle(tmp_path / "onnx", formats=("onnx", "onnx"), draft=False)
-        engine = outrider.Engine(main, SMALL.replace(draft_bundle=str(other.folder)), tokenizer=ToyTokenizer())
-        stats = engine.generate(
-            "hello", drafter="draft", max_new_tokens=40, ignore_eos=True, num_assistant_tokens=3
-        ).stats
-        assert stats.acceptance_rate > 0.9  # the same weights
 
     def test_another_vocabulary_is_refused(self, main: Bundle, tmp_path: Path) -> None:
         other = save_toy_bundle(tmp_path / "other", vocab_size=30)

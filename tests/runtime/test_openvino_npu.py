@@ -1,6 +1,5 @@
 """The NPU's backend, emulated on the CPU through NPUW: windows, rollback, limits, and pairs on two devices."""
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,16 +12,13 @@ from outrider.bundle import Bundle
 from outrider.models.backends.npu_sizes import find_sizes
 from outrider.models.backends.openvino_npu import OpenVINONpu
 from outrider.models.backends.openvino_paged import OpenVINOPaged
-from outrider.models.cost.measure import measure_pass
 from outrider.models.cost.slots import open_slot
-from outrider.models.cost.table import LONGEST, MAIN_ROWS
 from outrider.models.tuning.measure.exactness import measure_exactness
 from outrider.models.tuning.measure.readings import compare_readings
-from outrider.models.tuning.probe import Verdict, _Job, _try
 from outrider.testing import ToyTokenizer
 from outrider.types import Chunk, CompiledModel, Prompt, RowRule, Span
 from outrider_bench.modes.make import make_modes
-from toys import in_threads, load_toy
+from toys import load_toy
 
 EMULATED = {"NPUW_DEVICES": "CPU"}
 SMALL: dict[str, Any] = {"npu_max_prompt_tokens": 300, "npu_max_new_tokens": 100, "properties": EMULATED}
@@ -148,44 +144,6 @@ def test_embeds_and_trees_are_refused(backend: OpenVINONpu) -> None:
     slot.close()
 
 
-def test_calls_are_as_few_as_can_be(backend: OpenVINONpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt's pieces are read once, and a window's rows take one call, however many are wanted."""
-    read: list[tuple[int, int]] = []
-    honest = OpenVINONpu._set
-
-    def spy(self: OpenVINONpu, token_ids: Sequence[int], begin: int, mask: np.ndarray) -> None:
-        read.append((begin, begin + len(token_ids)))
-        honest(self, token_ids, begin, mask)
-
-    monkeypatch.setattr(OpenVINONpu, "_set", spy)
-    rows_of(backend, [128, 128, 41], [0, 0, 1])  # in pieces, the last up to where a window begins
-    assert [(begin, end) for begin, end in read if end - begin != 8] == [(0, 128), (128, 256), (256, 289)]
-    assert len(read) == 6  # one for every piece to go on from, and one for the row
-    read.clear()
-    rows_of(backend, [297, 1, 5, 2, 8], [1, 1, 5, 2, 8])
-    assert read == [(0, 289), (289, 297), (297, 305), (297, 305), (297, 305), (305, 313)]
-    read.clear()
-    rows_of(backend, [5, 3], [1, 3])
-    assert read == [(0, 1), (1, 9), (1, 9)]
-
-
-def test_a_longer_prompt_than_it_was_compiled_for_is_read_in_windows(openvino_bundle: Bundle) -> None:
-    backend = load(openvino_bundle, max_prompt_tokens=100, max_new_tokens=200)
-    assert backend.sizes.window_begin(backend.sizes.prefill) < 130
-    paged = OpenVINOPaged(openvino_bundle.model_path(openvino_bundle.manifest.main), vocab_size=40, precision="f32")
-    paged.allocate(512)
-    for sizes in ([280], [100, 100, 80]):
-        wanted = [0] * (len(sizes) - 1) + [3]
-        np.testing.assert_allclose(rows_of(backend, sizes, wanted), rows_of(paged, sizes, wanted), atol=0.02)
-
-
-def test_a_small_model_can_be_tried_apart(openvino_bundle: Bundle) -> None:
-    main = openvino_bundle.manifest.main
-    options = outrider.Config().replace(properties=EMULATED, npu_max_prompt_tokens=5, npu_max_new_tokens=3).device
-    job = _Job(str(openvino_bundle.folder), "draft", main, "NPU", options)
-    assert _try(job) == Verdict(works=True)
-
-
 def test_there_is_one_slot_with_room_to_its_end(backend: OpenVINONpu) -> None:
     assert backend.max_tokens == 400
     slot = open_slot(backend, 400)
@@ -199,34 +157,11 @@ def test_there_is_one_slot_with_room_to_its_end(backend: OpenVINONpu) -> None:
     again.close()
 
 
-def test_a_row_more_costs_the_chance_of_another_window(backend: OpenVINONpu) -> None:
-    cost = measure_pass(backend, MAIN_ROWS)
-    assert cost(8) == pytest.approx(cost(1) * (2 - 1 / 8))
-    assert cost(1, context=50) == cost(1, context=2000)
-    assert cost(4) - cost(3) == pytest.approx(cost(1) / 8)
-    backend.allocate(20)  # a small cache_size
-    assert backend.max_tokens == 20
-    assert measure_pass(backend, MAIN_ROWS)(1) > 0
-    backend.allocate(10**6)
-    assert backend.max_tokens == 400
-
-
-def test_a_measurement_after_a_prompt_does_not_meet_it(backend: OpenVINONpu) -> None:
-    expected = rows_of(backend, [200], [1])
-    slot = open_slot(backend, 300)
-    backend.submit([Chunk(slot, TOKEN_IDS[:200], 0)]).wait()  # cancelled here
-    slot.close()
-    measure_pass(backend, MAIN_ROWS)
-    np.testing.assert_array_equal(rows_of(backend, [200], [1]), expected)
-
-
 def test_sizes_are_what_was_asked_for_and_npuw_can_have() -> None:
     sizes = find_sizes(max_rows=4, context_length=2048, prompt=None, answer=None)
     assert (sizes.prompt, sizes.answer, sizes.window, sizes.piece) == (1024, 512, 8, 256)
     assert sizes.max_tokens == 1536
     assert (sizes.prefill % 256, sizes.total % 64) == (0, 0)
-    small = find_sizes(max_rows=16, context_length=300, prompt=None, answer=None)
-    assert (small.prompt, small.answer, small.prefill) == (200, 100, 256)
     for prompt, answer in ((1, 1), (64, 1), (1000, 7), (129, 300)):
         for rows in (2, 9, 33):
             sizes = find_sizes(rows, 4096, prompt, answer)
@@ -234,8 +169,6 @@ def test_sizes_are_what_was_asked_for_and_npuw_can_have() -> None:
             assert sizes.prefill >= 2 * sizes.piece
             begin = sizes.window_begin(prompt + answer - 1)
             assert sizes.window_end(begin) <= sizes.past
-    long = find_sizes(max_rows=4, context_length=2048, prompt=None, answer=1200)
-    assert (long.prompt, long.answer) == (848, 1200)
     with pytest.raises(outrider.OptionError, match="npu_max_prompt_tokens=300 and npu_max_new_tokens=100 exceed"):
         find_sizes(8, 399, 300, 100)
     with pytest.raises(outrider.OptionError, match="npu_max_new_tokens=2,048 exceed"):
@@ -272,72 +205,10 @@ def test_a_pair_on_two_devices_says_what_its_main_model_says(
         engine.overlaps = before
 
 
-@pytest.mark.slow
-def test_drafts_are_kept_as_often_as_on_the_cpu(engine: outrider.Engine, openvino_bundle: Bundle) -> None:
-    """The text would not show a draft model that has rejected tokens or wrong positions in its cache."""
-    other = load_toy(openvino_bundle)
-    rates = []
-    for each in (engine, other):
-        kept = drafted = 0
-        for prompt in ("hello world", "0123456789" * 15, "abc", "z"):
-            stats = each.generate(prompt, max_new_tokens=90, ignore_eos=True, num_assistant_tokens=4).stats
-            kept, drafted = kept + stats.num_accepted_tokens, drafted + stats.num_draft_tokens
-        rates.append(kept / drafted)
-    assert rates[0] == pytest.approx(rates[1], abs=0.12)
-
-
-@pytest.mark.slow
-def test_requests_take_turns(engine: outrider.Engine) -> None:
-    prompts = ["hello", "world", "abc abc", "0123"]
-    alone = [engine.generate(p, max_new_tokens=30, drafter=None, ignore_eos=True).token_ids for p in prompts]
-    together: dict[str, list[int]] = {}
-
-    def run(prompt: str) -> None:
-        together[prompt] = engine.generate(prompt, max_new_tokens=30, ignore_eos=True).token_ids
-
-    in_threads(run, prompts)
-    assert [together[prompt] for prompt in prompts] == alone
-
-
-@pytest.mark.slow
-def test_a_cancelled_prompt_leaves_nothing_behind(engine: outrider.Engine) -> None:
-    expected = engine.generate("0123456789" * 20, max_new_tokens=20, drafter=None, ignore_eos=True).token_ids
-    cancel = threading.Event()
-    for _ in engine.stream("z" * 290, max_new_tokens=90, ignore_eos=True, cancel=cancel):
-        cancel.set()
-    assert engine.generate("0123456789" * 20, max_new_tokens=20, ignore_eos=True).token_ids == expected
-
-
-@pytest.mark.slow
-def test_it_says_where_it_runs(engine: outrider.Engine) -> None:
-    devices = (engine.config.device.main_device, engine.config.device.draft_device)
-    for device, said in zip(devices, engine.setting.values(), strict=True):
-        if device == "NPU":
-            assert said.startswith("NPU (emulated on CPU) ")
-            assert said.endswith("cache f16, OpenVINO NPUW")
-        else:
-            assert said.startswith("CPU ")
-
-
 MAIN_ON_NPU = pytest.mark.parametrize(
     "engine", [PLACES[0], pytest.param(PLACES[2], marks=pytest.mark.slow)], ids="-".join, indirect=True
 )
 DRAFT_ON_NPU = pytest.mark.parametrize("engine", PLACES[1:2], ids="-".join, indirect=True)
-
-
-@pytest.mark.slow
-@DRAFT_ON_NPU
-@pytest.mark.parametrize("drafting", [{"drafter": "draft", "num_assistant_tokens": 3}, {"drafter": "draft"}, {}])
-def test_what_a_draft_model_was_compiled_for_limits_nobody(engine: outrider.Engine, drafting: dict[str, Any]) -> None:
-    for num_prompt, num_new in ((301, 110), (290, 150)):
-        options: dict[str, Any] = {"max_new_tokens": num_new, "ignore_eos": True}
-        prompt = "0123456789" * 29 + "a" * (num_prompt - 290)
-        plain = engine.generate(prompt, drafter=None, **options)
-        drafted = engine.generate(prompt, **options, **drafting)
-        assert drafted.token_ids == plain.token_ids
-        assert len(drafted.token_ids) == num_new
-        if drafting.get("num_assistant_tokens"):
-            assert (drafted.stats.num_draft_tokens > 0) == (num_prompt == 290)
 
 
 @pytest.mark.slow
@@ -367,14 +238,6 @@ def test_requests_beyond_what_was_compiled_are_refused_before_they_run(engine: o
     with pytest.raises(outrider.RequestError, match=r"400 tokens .* needs 500\. .* npu_max_new_tokens=200"):
         engine.generate("a" * 300, max_new_tokens=200)
     assert len(engine.generate("a" * 300, ignore_eos=True).token_ids) == 100  # what fits, as nothing was asked
-
-
-@pytest.mark.slow
-def test_the_window_is_as_long_as_drafts_may_be(openvino_bundle: Bundle) -> None:
-    for count, window in (("auto", LONGEST + 1), (20, 24), (0, 8)):
-        engine = load_toy(openvino_bundle, main_device="NPU", draft_device="CPU", num_assistant_tokens=count, **SMALL)
-        assert engine.main.capabilities.fixed is not None
-        assert engine.main.capabilities.fixed.window == window
 
 
 def test_without_an_npu_it_says_how_to_try_one(openvino_bundle: Bundle) -> None:

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,9 @@ from hypothesis import strategies as st
 
 import outrider
 from calls import rows_of_call
-from outrider.drafters import DraftModel
-from outrider.testing import TOY_ALPHABET, FakeBackend, ToyTokenizer
+from outrider.testing import TOY_ALPHABET, ToyTokenizer
 from outrider.tokens.sampling import LogitsSampler
-from outrider.tokens.verifiers import Greedy
-from outrider.types import Chunk, DraftRequest, LogitsRow, Noise, TokenLogprobs, TokenSequence
+from outrider.types import Chunk, LogitsRow, TokenLogprobs
 
 pytestmark = pytest.mark.any_format
 
@@ -80,26 +77,6 @@ def test_drafts_do_not_show(
         assert answer(toy_engine, prompt, options | {"drafter": drafter, "num_assistant_tokens": n}) == plain
 
 
-@pytest.mark.parametrize("sampling", ["greedy", "coupled", "rejection"])
-def test_an_answer_may_end_where_nothing_could_follow(toy_engine: outrider.Engine, sampling: str) -> None:
-    """Each of two tokens may come once, and the second ends the answer. The next row has no token, and needs none."""
-    ways: dict[str, dict[str, Any]] = {
-        "greedy": {},
-        "coupled": {"temperature": 1.0},
-        "rejection": {"temperature": 1.0, "sampling": "rejection"},
-    }
-    options: dict[str, Any] = {
-        "banned_token_ids": [i for i in range(VOCAB_SIZE) if i not in (0, EOS)],
-        "no_repeat_ngram_size": 1,
-        "min_new_tokens": 1,
-        **ways[sampling],
-    }
-    for drafter in (None, "draft"):
-        assert toy_engine.generate("bc", drafter=drafter, **options).token_ids == [0, EOS]
-        with pytest.raises(outrider.NoTokenLeft, match="ban all tokens that the model gives"):
-            toy_engine.generate("bc", drafter=drafter, ignore_eos=True, **options)
-
-
 def test_a_request_without_a_token_left_fails_alone(toy_engine: outrider.Engine) -> None:
     stream = toy_engine.stream("hello", max_new_tokens=20, ignore_eos=True)
     text = next(stream).text
@@ -107,27 +84,6 @@ def test_a_request_without_a_token_left_fails_alone(toy_engine: outrider.Engine)
         toy_engine.generate("abc", banned_token_ids=list(range(VOCAB_SIZE)))
     text += "".join(chunk.text for chunk in stream)
     assert text == toy_engine.generate("hello", max_new_tokens=20, ignore_eos=True).text
-
-
-class Narrow(FakeBackend):
-    """A draft model that has only the first three of eight tokens."""
-
-    def logits_after(self, token_ids: Sequence[int]) -> Any:
-        return np.where(np.arange(8) < 3, super().logits_after(token_ids), -np.inf).astype(np.float32)
-
-
-@pytest.mark.parametrize(("banned", "length"), [((), 2), ((1,), 1), ((0, 1, 2), 0)])
-def test_a_draft_ends_where_the_draft_model_has_no_token(banned: tuple[int, ...], length: int) -> None:
-    """The main model may have one. The round uses the tokens before it, and other requests are not affected."""
-    drafter = DraftModel(Narrow(8), context_length=100)
-    config = outrider.GenerationConfig(no_repeat_ngram_size=1, banned_token_ids=banned)
-    requests = []
-    for options in (config, outrider.GenerationConfig()):
-        sequence = TokenSequence([0, 5], 1)
-        assert drafter.reserve(sequence, 20)
-        sampler = LogitsSampler(options, sequence.token_ids)
-        requests.append(DraftRequest(sequence, 6, sampler, Greedy(), Noise(0), frozenset()))
-    assert [len(draft) for draft in drafter.propose(requests)] == [length, 6]
 
 
 def test_each_option_is_heard(toy_engine: outrider.Engine) -> None:

@@ -12,23 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import outrider
-from in_the_loop import ask, new_request
+from in_the_loop import new_request
 from in_the_loop import run as run_in_loop
 from outrider.bundle import Bundle
 from outrider.decoding.answer import Answer
 from outrider.decoding.request_queue import RequestQueue
 from outrider.decoding.row_budget import RowBudget
-from outrider.drafters import DraftModel, Suffix
-from outrider.drafters.controller import Controller
-from outrider.errors import DeviceError, OptionError
+from outrider.drafters import DraftModel
+from outrider.errors import OptionError
 from outrider.models.backends.common import BufferPending
-from outrider.models.backends.infer_calls import GraphState, InferCalls
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_step import PagedPending
 from outrider.models.cost.table import CallCost
-from outrider.models.tuning import loading
 from outrider.models.tuning.measure import Contention, pays
-from outrider.models.tuning.measure.overlap import rate
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy, TokenRejection
 from outrider.types import Chunk, Noise
@@ -155,21 +151,6 @@ def test_the_text_and_the_rounds_are_those_without_overlap(situation: Situation,
     assert overlapped.stats.num_accepted_tokens_per_round == apart.stats.num_accepted_tokens_per_round
 
 
-@pytest.mark.slow
-@settings(max_examples=100)
-@given(situations, st.sampled_from(["greedy", "coupled"]))
-def test_the_controllers_text_is_plain_text(situation: Situation, sampling: str) -> None:
-    main, model = situation.main(), situation.model()
-    model.cost = cost(0.1, 0.0)
-    controller = Controller(main, cost(1.0, situation.n / 100), copier=Suffix(), models={"draft": model})
-    plain = situation.request(None, sampling=sampling)
-    overlapped = situation.request(model, sampling=sampling, n=15)
-    ask(overlapped, policy=controller)
-    run(main, plain)
-    run(main, overlapped)
-    assert overlapped.sequence.token_ids == plain.sequence.token_ids
-
-
 class Between(FakeBackend):
     """A draft model that is sure of the main model's best tokens, or ranks its second best slightly above them."""
 
@@ -202,44 +183,6 @@ def test_a_guess_that_comes_true_leaves_nothing_to_draft(is_sure: bool, n: int, 
     assert set(between[1:-5]) == {0}  # towards the end there is no room for two drafts
 
 
-def test_a_check_that_is_done_at_once_leaves_no_time() -> None:
-    model = draft_model(0, noise=0.0)
-    request = make_request([1, 2], model)
-    run(SlowBackend(VOCAB_SIZE, patience=0), request)
-    apart = draft_model(0, noise=0.0)
-    run(FakeBackend(VOCAB_SIZE, memory=MEMORY), make_request([1, 2], apart, overlap=False))
-    assert model.backend.calls == apart.backend.calls  # type: ignore[attr-defined]
-
-
-def test_requests_overlap_together() -> None:
-    prompts = [[1, 2], [3], [4, 5, 1]]
-    plain = [make_request(prompt, None) for prompt in prompts]
-    model = draft_model(0, noise=0.3)
-    overlapped = [make_request(prompt, model) for prompt in prompts]
-    run(FakeBackend(VOCAB_SIZE, memory=MEMORY), *plain)
-    run(SlowBackend(VOCAB_SIZE, patience=3), *overlapped)
-    for one, other in zip(plain, overlapped, strict=True):
-        assert one.sequence.token_ids == other.sequence.token_ids
-
-
-def test_a_draft_model_that_fails_ahead_ends_its_requests_alone() -> None:
-    class Breaks(FakeBackend):
-        def submit(self, chunks: Sequence[Chunk]) -> FakeBackend.Step:
-            if len(self.calls) == 5:
-                raise DeviceError("it broke")
-            return super().submit(chunks)
-
-    broken = make_request([1, 2], DraftModel(Breaks(VOCAB_SIZE), context_length=1000))
-    plain, alone = make_request([3], None), make_request([3], None)
-    main = SlowBackend(VOCAB_SIZE, patience=9)
-    queue = RequestQueue(main, RowBudget(32))
-    with pytest.raises(DeviceError, match="it broke"):
-        [*queue.run(broken)]
-    run(main, plain)
-    run(FakeBackend(VOCAB_SIZE, memory=MEMORY), alone)
-    assert plain.sequence.token_ids == alone.sequence.token_ids
-
-
 # --- stopping ----------------------------------------------------------------------------------------------------
 
 
@@ -267,21 +210,6 @@ def test_a_draft_ends_between_two_calls_where_its_answer_is_cancelled(gone: bool
     assert other.sequence.token_ids == run_in_loop(FakeBackend(VOCAB_SIZE, memory=MEMORY), alone)[0]
 
 
-def test_nothing_is_checked_after_a_cancelled_draft() -> None:
-    stop = threading.Event()
-
-    class Slow(FakeBackend):
-        def submit(self, chunks: Sequence[Chunk]) -> FakeBackend.Step:
-            if len(self.calls) == 2:
-                stop.set()
-            return super().submit(chunks)
-
-    draft, main = Slow(VOCAB_SIZE, memory=MEMORY), FakeBackend(VOCAB_SIZE, memory=MEMORY)
-    request = new_request([1, 2], DraftModel(draft, context_length=1000), cancel=stop, num_assistant_tokens=16)
-    run_in_loop(main, request)
-    assert (request.finish_reason, len(draft.calls), len(main.calls)) == ("cancelled", 3, 1)  # one read the prompt
-
-
 # --- whether it pays ---------------------------------------------------------------------------------------------
 
 
@@ -294,26 +222,6 @@ def test_it_pays_where_devices_share_nothing_and_not_where_they_share_all() -> N
     assert pays(main, draft, Contention(1.0, 1.0))
     assert not pays(main, draft, Contention(2.0, 2.0))
     assert not pays(main, cost(3.0, 0.01), Contention(1.0, 1.0))  # a draft model that never pays
-
-
-def test_drafting_ahead_hides_a_draft_that_is_always_right() -> None:
-    """The round waits for half a call of the draft model."""
-    main, draft = cost(0.040, 0.0), cost(0.002, 0.0)
-    assert rate(main, draft, 15, 1.0, Contention(1.0, 1.0)) == pytest.approx(16 / 0.041)
-    assert rate(main, draft, 15, 1.0) == pytest.approx(16 / 0.070)
-
-
-@pytest.mark.every_format
-def test_measuring_contention_leaves_no_trace(toy_bundle: Bundle) -> None:
-    engine = load_toy(toy_bundle)
-    before = engine.generate("abc", max_new_tokens=20, drafter="draft")
-    engine.settle()
-    engine.loaded["main"].contention_with(engine.loaded["draft"])
-    for backend in (engine.main, engine.find_drafter("draft").backend):  # type: ignore[attr-defined]
-        slot = backend.open(backend.max_tokens)
-        assert slot, "the places are free again"
-        slot.close()
-    assert engine.generate("abc", max_new_tokens=20, drafter="draft").token_ids == before.token_ids
 
 
 def test_a_model_that_ran_in_the_background_can_go(openvino_bundle: Bundle) -> None:
@@ -348,25 +256,7 @@ def test_an_engine_that_overlaps_gives_plain_text(
     assert result.token_ids == plain.token_ids
 
 
-def test_models_on_one_device_overlap_only_if_that_is_wanted(
-    openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loading, "measure_contention", lambda *_: pytest.fail("nothing is measured"))
-    assert not load_toy(openvino_bundle).overlaps
-
-
 def test_overlap_needs_a_draft_model(toy_bundle: Bundle) -> None:
     config = outrider.Config().replace(cache_size=0.005, overlap=True, drafter="ngram")
     with pytest.raises(OptionError, match="overlap=True needs a draft model, and none is loaded"):
         outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
-
-
-def test_a_call_that_failed_is_over() -> None:
-    """It is done; its error is raised by `wait`."""
-
-    class Request:
-        def wait_for(self, milliseconds: int) -> bool:
-            raise RuntimeError("[CPU] MatMul: shapes do not fit")
-
-    request: Any = Request()
-    assert InferCalls(request, GraphState("CPU")).is_idle

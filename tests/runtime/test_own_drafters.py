@@ -1,8 +1,7 @@
 """Apps' drafters: whatever they do, only time is lost, and no reader waits for ever."""
 
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
 from typing import Any, cast
 
@@ -14,7 +13,6 @@ from outrider.bundle import Bundle
 from outrider.drafters import Suffix
 from outrider.errors import DrafterError, OptionError
 from outrider.models.cost.table import CallCost
-from outrider.testing import ToyTokenizer
 from outrider.types import Distribution, Draft, Drafter
 from toys import load_toy
 
@@ -88,23 +86,15 @@ FAR = Distribution(np.array([10**6]), np.array([1.0]))
 HALF = Distribution(np.array([1]), np.array([0.5]))
 BAD_DRAFTS: dict[str, Any] = {
     r"\[1\] \(a list\) instead of a Draft": [1],
-    "None .* instead of a Draft": None,
     r"token_ids=array\(\[17\]\) \(a ndarray\), which is no list of integers": Draft(cast("Any", np.array([17]))),
-    r"token_ids=\[1\.0\]": Draft(cast("Any", [1.0])),
-    r"token_ids=\(1, 2\)": Draft(cast("Any", (1, 2))),
-    r"token_ids=\[True\]": Draft([True]),
     r"token_ids=\[np.int64\(1\)\]": Draft([cast("Any", np.int64(1))]),
-    "token_ids=None": Draft(cast("Any", None)),
     "parents=.*is no tree": Draft([1, 2], parents=cast("Any", np.array([-1, 0]))),
     r"confidences=\[nan\]": Draft([1], confidences=[float("nan")]),
     r"confidences=\[0\.5\].* for 2 tokens": Draft([1, 2], confidences=[0.5]),
-    r"confidences=\[2\.0\]": Draft([1], confidences=[2.0]),
     "probs=.* for 2 tokens": Draft([1, 2], probs=[SURE]),
     r"probs\[0\]=.*is no Distribution": Draft([1], probs=cast("Any", [np.ones(3)])),
     r"probs\[0\]=.*does not sum to 1": Draft([1], probs=[HALF]),
-    r"probs\[0\]=.*nan.*sum to 1": Draft([1], probs=[replace(SURE, probs=np.array([np.nan]))]),
     r"probs\[0\]=.*none below 0": Draft([1], probs=[Distribution(np.array([1, 2]), np.array([1.5, -0.5]))]),
-    r"probs\[0\]=.*equal length": Draft([1], probs=[replace(SURE, probs=np.ones(2))]),
     r"probs\[0\]=.*do not ascend": Draft([1], probs=[Distribution(np.array([2, 1]), np.array([0.5, 0.5]))]),
     r"token_ids=\[1000000\] .* with probs, and the main model has no token 1000000": Draft([10**6], probs=[FAR]),
     r"probs\[0\]=.*its token 2 no chance": Draft([2], probs=[SURE]),
@@ -168,17 +158,13 @@ def fail(*_: Any) -> Any:
 
 @pytest.mark.parametrize(("member", "value", "rule"), [
     ("num_assistant_tokens", lambda: None, "is .*, not an integer from 0 to 64"),
-    ("num_assistant_tokens", lambda: 1000, "is .*, not an integer from 0 to 64"),
     ("seconds", lambda: None, "is .*, not a finite number"),
-    ("seconds", lambda: float("nan"), "is .*, not a finite number"),
     ("seconds", fail, r"raised SystemExit: no more\. Fix it"),
     ("ahead_seconds", lambda: None, "is .*, not a finite number"),
     ("requirements", lambda: ("hidden",), "is .*, not Requirements"),
     ("reserve", lambda: lambda *_: None, "is .*, not True or False"),
-    ("reserve", lambda: fail, r"raised SystemExit: no more\. Fix it"),
     ("propose", lambda: lambda _: None, "is .*, not a list of drafts"),
     ("propose", lambda: lambda requests: (Draft([]) for _ in requests), "is .*, not a list of drafts"),
-    ("propose", lambda: fail, r"raised SystemExit: no more\. Fix it"),
     ("observe", lambda: fail, r"raised SystemExit: no more\. Fix it"),
 ])  # fmt: skip
 def test_a_member_that_breaks_a_rule_is_named(
@@ -193,73 +179,6 @@ def test_a_member_that_breaks_a_rule_is_named(
     engine.add_drafter("own", Bad())
     with pytest.raises(DrafterError, match=rf"^{member}(\(\))? of the drafter 'own' {rule}"):
         engine.generate("hello", drafter="own", **OPTIONS)
-
-
-def test_an_own_drafters_records_are_not_saved(engine: outrider.Engine) -> None:
-    """Its name may stand for another drafter the next time."""
-    engine.add_drafter("own", Suffix())
-    engine.generate("hello hello hello", drafter="own", **OPTIONS)
-    records = engine._registry._records_of("own")
-    assert records.found
-    assert records._file is None
-
-
-def test_what_is_given_up_leaves_its_prompt_at_most(engine: outrider.Engine) -> None:
-    """If a whole round fails, the committed tokens of its requests are not certain."""
-
-    class Failing(Own):
-        num_asked = 0
-
-        @property
-        def seconds(self) -> float:  # type: ignore[override]
-            self.num_asked += 1
-            if self.num_asked == 15:
-                raise ValueError("no seconds")
-            return 0.0
-
-    prompt = [i % 39 for i in range(50)]
-    engine.add_drafter("own", Failing())
-    chunks = engine.stream(prompt, drafter="own", max_new_tokens=60, ignore_eos=True)
-    texts: list[str] = []
-    with pytest.raises(ValueError, match="no seconds"):
-        texts.extend(chunk.text for chunk in chunks)
-    assert len(texts) > 1
-    prompt += ToyTokenizer().encode("".join(texts))
-    assert engine.generate(prompt, max_new_tokens=1).stats.num_cached_tokens == 50
-
-
-def test_a_release_that_fails_where_warnings_are_errors_ends_its_request_alone(engine: outrider.Engine) -> None:
-    """Many apps' tests turn warnings into errors."""
-
-    class Stubborn(Own):
-        def release(self, sequence: Any) -> None:
-            raise ValueError("no")
-
-    engine.add_drafter("own", Stubborn())
-    plain = engine.generate("hello", drafter=None, **OPTIONS)
-    beside = engine.stream("hello", drafter=None, **OPTIONS)
-    first = next(beside).text
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(UserWarning, match="A drafter failed to release"):
-            engine.generate("hello", drafter="own", **OPTIONS)
-    assert first + "".join(chunk.text for chunk in beside) == plain.text
-
-
-def test_a_drafter_without_room_is_asked_again_when_a_request_has_ended(engine: outrider.Engine) -> None:
-    class Full(Own):
-        num_asked = 0
-
-        def reserve(self, sequence: Any, max_tokens: int, num_cached: int) -> bool:
-            self.num_asked += 1
-            return not self.sequences and super().reserve(sequence, max_tokens, num_cached)
-
-    drafter = Full()
-    engine.add_drafter("own", drafter)
-    first, second = (engine.stream("hello", drafter="own", **OPTIONS) for _ in range(2))
-    begun = next(first).text
-    assert "".join(chunk.text for chunk in second) == begun + "".join(chunk.text for chunk in first)
-    assert drafter.num_asked == 3
 
 
 @pytest.mark.parametrize("name", ["auto", "ngram", "suffix", "draft", "main", "none"])

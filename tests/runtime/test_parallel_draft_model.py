@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from calls import rows_of_call
 from in_the_loop import new_request, run
 from outrider.bundle import Bundle, read_bundle
 from outrider.bundle.manifest import write_manifest
@@ -17,7 +16,7 @@ from outrider.drafters import DraftModel
 from outrider.testing import FakeBackend
 from outrider.tokens.sampling import DraftRows
 from outrider.tokens.verifiers import Coupled, Greedy
-from outrider.types import Chunk, Draft, DraftRequest, LogitsRow, Noise, Verifier
+from outrider.types import Draft, DraftRequest, LogitsRow, Noise, Verifier
 from toys import load_toy
 
 pytestmark = pytest.mark.any_format
@@ -77,36 +76,16 @@ def test_a_block_is_drafted_in_one_call(verifier: Any, most: int) -> None:
 
 
 def test_a_bundle_says_which_token_is_the_mask(toy_bundle: Bundle, tmp_path: Path) -> None:
-    """On real backends, compared with one call that reads the whole text and the masks."""
     folder = shutil.copytree(toy_bundle.folder, tmp_path / "toy")
     entry = msgspec.structs.replace(toy_bundle.manifest.drafters[0], mask_token_id=7, num_places=NUM_PLACES)
     write_manifest(folder, msgspec.structs.replace(toy_bundle.manifest, drafters=(entry,)))
     engine = load_toy(read_bundle(folder), cache_size=0.01)
-    model, checked = engine.draft_models["draft"], 0
+    model = engine.draft_models["draft"]
     assert (model.at_once, model.most_tokens) == (True, NUM_PLACES)
-    propose = model.propose
-
-    def compare(requests: Sequence[DraftRequest]) -> list[Draft]:
-        nonlocal checked
-        drafts = propose(requests)
-        for request, draft in zip(requests, drafts, strict=True):
-            slot = model.backend.open(200)
-            assert slot is not None
-            count = min(request.limit, NUM_PLACES)
-            text = [*request.sequence.token_ids, *[7] * (count - 1)]
-            rows = [*rows_of_call(model.backend, Chunk(slot, text, count))]
-            slot.close()
-            *whole, last = expected(rows, request)
-            assert draft.token_ids == [*whole, last][: len(draft)]
-            assert len(draft) == count or draft.token_ids[-1] in request.eos_token_ids
-            checked += 1
-        return drafts
-
-    model.propose = compare  # type: ignore[method-assign]
     for options in ({}, {"temperature": 1.0, "seed": 4}):
         asked: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, **options}
         plain = engine.generate("hello there", drafter=None, **asked)
         for most in (2, 6):
             drafted = engine.generate("hello there", drafter="draft", num_assistant_tokens=most, **asked)
             assert drafted.token_ids == plain.token_ids
-    assert checked > 40
+            assert max(drafted.stats.num_draft_tokens_per_round) == min(most, NUM_PLACES)

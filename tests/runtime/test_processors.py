@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.config import GenerationConfig
-from outrider.errors import DeviceError, NoTokenLeft, RequestError
+from outrider.errors import DeviceError, NoTokenLeft
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.sampling.truncate import truncated_softmax
 from outrider.types import LogitsRow
@@ -136,46 +136,6 @@ def outcome(sampler: LogitsSampler, logits: np.ndarray, prefix: list[int]) -> An
         return None
 
 
-@settings(max_examples=300)
-@given(logits_rows(), processors, truncations, tokens, tokens)
-def test_the_same_as_transformers(
-    logits: np.ndarray, options: dict[str, Any], truncation: dict[str, Any], prompt: list[int], answer: list[int]
-) -> None:
-    """All of Transformers' processors, in the order of its `generate`."""
-    torch = pytest.importorskip("torch")
-    from transformers import GenerationConfig as TheirConfig
-    from transformers.generation import GenerationMixin
-
-    prompt = [0, *prompt]
-    options = {k: v for k, v in options.items() if k not in ("presence_penalty", "frequency_penalty")}
-    theirs = TheirConfig(
-        do_sample=True,
-        temperature=truncation["temperature"],
-        top_k=truncation.get("top_k", 0),
-        top_p=truncation.get("top_p", 1.0),
-        min_p=truncation.get("min_p"),
-        typical_p=truncation.get("typical_p", 1.0),
-        sequence_bias={(i,): bias for i, bias in options.get("logit_bias", {}).items()} or None,
-        repetition_penalty=options.get("repetition_penalty", 1.0),
-        no_repeat_ngram_size=options.get("no_repeat_ngram_size", 0),
-        min_new_tokens=options.get("min_new_tokens", 0),
-        suppress_tokens=options.get("banned_token_ids"),
-    )
-    theirs._eos_token_tensor = torch.tensor(END)
-    process = GenerationMixin()._get_logits_processor(theirs, input_ids_seq_length=len(prompt), device="cpu")
-    scores = process(torch.tensor([[*prompt, *answer]]), torch.from_numpy(logits.astype(np.float64))[None])
-    expected = torch.softmax(scores, -1)[0].numpy()
-
-    sampler = sampler_of(options | truncation, prompt)
-    sampler.commit(answer[:3])
-    if np.isnan(expected).any():
-        with pytest.raises(NoTokenLeft):
-            sampler.distribution(LogitsRow.of(logits), answer[3:])
-        return
-    made = sampler.distribution(LogitsRow.of(logits), answer[3:])
-    np.testing.assert_allclose([made.prob(i) for i in range(VOCAB_SIZE)], expected, rtol=1e-4, atol=1e-12)
-
-
 def typical_by_definition(probs: np.ndarray, typical_p: float) -> list[int]:
     """Sort by |−log p − entropy|, and take tokens until their mass reaches typical_p."""
     entropy = -(probs * np.log(probs)).sum()
@@ -208,13 +168,6 @@ def test_typical_p_keeps_what_is_as_near_as_the_last() -> None:
     assert truncated_softmax(certain, 1.0, 0, 1.0, 0.0, 0.3).token_ids.tolist() == [5]
 
 
-def test_nothing_set_copies_nothing() -> None:
-    sampler = sampler_of({}, [1, 2])
-    logits = np.zeros(VOCAB_SIZE, dtype=np.float32)
-    assert sampler._process(logits, [1]) is logits
-    assert sampler_of({"banned_token_ids": [0]}, [])._process(logits, []) is not logits
-
-
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
 def test_broken_rows_are_the_models_fault(broken: float) -> None:
     """Whatever is banned, the model's own row is checked first."""
@@ -224,12 +177,3 @@ def test_broken_rows_are_the_models_fault(broken: float) -> None:
         for choose in (sampler.best, sampler.distribution):
             with pytest.raises(DeviceError, match="not finite"):
                 choose(LogitsRow.of(logits), [])
-
-
-def test_options_that_leave_no_token_say_which_they_may_be() -> None:
-    logits = np.full(VOCAB_SIZE, -np.inf, dtype=np.float32)
-    logits[list(END)] = 0
-    sampler = sampler_of({"min_new_tokens": 2}, [])
-    with pytest.raises(RequestError, match="banned_token_ids, no_repeat_ngram_size, min_new_tokens or a grammar"):
-        sampler.best(LogitsRow.of(logits), [3])
-    assert sampler.best(LogitsRow.of(logits), [3, 3]) == END[1]

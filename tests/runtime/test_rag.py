@@ -1,7 +1,6 @@
 """Answers from documents: which are found, how they are divided, and which draft is taken."""
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import outrider
-from outrider.bundle import Bundle
 from outrider.errors import OptionError, RequestError
-from outrider.rag import Retriever, SpeculativeRAG, answer_from, choose_subsets, draft_engine, speculative
+from outrider.rag import Retriever, SpeculativeRAG, answer_from, choose_subsets, speculative
 from outrider.rag.speculative import ANSWER, RATIONALE, to_draft
 from outrider.types import Prompt
 
@@ -33,12 +31,6 @@ def test_documents_are_found_by_their_words() -> None:
         retriever.find("bread", 0)
     with pytest.raises(OptionError, match="There are 2 documents, and none has words"):
         Retriever(["", " "])
-
-
-def test_a_subset_has_one_document_of_each_cluster() -> None:
-    subsets = choose_subsets(DOCUMENTS, 3, 3)
-    assert [sorted({i % 3 for i in subset}) for subset in subsets] == [[0, 1, 2]] * 3
-    assert sorted(i for subset in subsets for i in subset) == [*range(9)]  # none twice before all were taken
 
 
 @settings(max_examples=30, deadline=None)
@@ -142,27 +134,6 @@ def test_empty_input_is_refused(engine: outrider.Engine, question: str, document
         answer_from(engine, question, documents)
 
 
-def test_numbers_below_one_are_refused(engine: outrider.Engine) -> None:
-    for name in ("num_drafts", "documents_per_draft"):
-        with pytest.raises(OptionError, match=f"{name}=0 leaves nothing to draft"):
-            SpeculativeRAG(engine, engine, **{name: 0})
-    for size, count in ((0, 1), (1, 0)):
-        with pytest.raises(OptionError, match="=0 leaves nothing to draft from"):
-            choose_subsets(DOCUMENTS, size, count)
-
-
-def test_the_draft_model_of_a_bundle_writes_by_itself(openvino_bundle: Bundle) -> None:
-    with pytest.raises(OptionError, match="The bundle has no draft model 'drafft'. Did you mean 'draft'"):
-        draft_engine(openvino_bundle.folder, "drafft")
-
-
 def test_drafts_without_an_answer_are_said(engine: outrider.Engine) -> None:
     with pytest.raises(RequestError, match="No draft came to its answer within max_new_tokens=3"):
         SpeculativeRAG(engine, engine, max_new_tokens=3).answer(QUESTION, DOCUMENTS)
-
-
-def test_all_pairs_are_possible() -> None:
-    """Where each cluster has two, there are as many subsets as pairs across them."""
-    documents = [f"{topic} {i}" for topic in TOPICS[:2] for i in range(2)]
-    across = {pair for pair in combinations(range(4), 2) if pair not in ((0, 1), (2, 3))}
-    assert set(choose_subsets(documents, 2, 10)) == across

@@ -1,7 +1,6 @@
 """Rejection sampling gives the main model's distribution: in closed form, then sampled through the real loop."""
 
 import itertools
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import outrider
-from joint import CONFIG, OneRow, sample_joint
+from joint import CONFIG, sample_joint
 from outrider.testing import ToyTokenizer, save_toy_bundle
-from outrider.tokens.verifiers import TokenRejection
-from outrider.tokens.verifiers.rejection import residual
-from outrider.types import Distribution, Draft, Noise
+from outrider.types import Distribution, Noise
 from outrider_bench.verify.exact import chi_square_p_value
 from toys import fix_costs
 
@@ -28,31 +25,6 @@ def distributions(draw: st.DrawFn) -> Distribution:
     weights = draw(st.lists(st.floats(1e-6, 1), min_size=len(token_ids), max_size=len(token_ids)))
     probs = np.array(weights)
     return Distribution(np.array(sorted(token_ids)), probs / probs.sum())
-
-
-@dataclass(frozen=True)
-class SetNoise(Noise):
-    """Noise that is given."""
-
-    accept: float = 0.0
-    recover: float = 0.0
-
-    def uniforms(self, position: int, purpose: str, count: int) -> np.ndarray:
-        return np.full(count, self.accept if purpose == "accept" else self.recover)
-
-
-@given(distributions(), distributions(), st.floats(0, 1, exclude_max=True), st.floats(0, 1, exclude_max=True))
-def test_the_verifier_accepts_with_that_probability(
-    target: Distribution, drafted: Distribution, accept: float, recover: float
-) -> None:
-    noise = SetNoise(0, accept=accept, recover=recover)
-    for token_id in drafted.token_ids.tolist():
-        outcome = TokenRejection().verify(Draft([token_id], [drafted]), OneRow(target), noise, 0)
-        kept = accept * drafted.prob(token_id) < target.prob(token_id)
-        assert outcome.num_accepted == int(kept)
-        expected = target if kept else residual(target, drafted)
-        assert outcome.next_token_id == expected.draw(recover)
-        assert target.prob(outcome.next_token_id) > 0
 
 
 @given(distributions(), st.floats(0, 1, exclude_max=True))

@@ -10,7 +10,7 @@ from outrider.decoding.request_queue import RequestQueue
 from outrider.decoding.row_budget import RowBudget
 from outrider.testing import FakeBackend
 from outrider.tokens.verifiers import Coupled, Greedy
-from outrider.types import DraftPolicy, TokenSequence
+from outrider.types import DraftPolicy
 from serving import wait_until
 from virtual_time import World
 
@@ -113,9 +113,3 @@ def test_an_engine_drafts_an_answer_again_once_it_is_idle() -> None:
     list(queue.run(again))
     assert again.sequence.token_ids == request.sequence.token_ids
     queue.close()
-
-
-def test_a_sequence_without_an_answer_is_left_alone() -> None:
-    world = World(0.0, pauses=True)
-    world.controller.release(TokenSequence([1, 2], 2))
-    assert not list(world.controller.replay(lambda: False))

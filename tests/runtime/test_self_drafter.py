@@ -17,29 +17,22 @@ pytest.importorskip("gguf", reason="writes the file that the bundle is made of")
 
 from pathlib import Path
 
-import msgspec
-
 import outrider
 from layered import NUM_LAYERS, VOCAB_SIZE, make_layered, with_layers
-from outrider.bundle import Bundle, DrafterEntry, draft_models_of, read_bundle
+from outrider.bundle import Bundle
 from outrider.bundle.fit import check_fit
-from outrider.drafters.controller.ledger import Ledger
-from outrider.errors import BundleError, DeviceError, OutriderError
+from outrider.errors import BundleError, OutriderError
 from outrider.models.backends.openvino_layers import OpenVINOLayers
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.backends.segments import cut
 from outrider.models.backends.taps import hidden_states_of
-from outrider.models.cost.table import CallCost
-from outrider.models.tuning.loading import choice_of
-from outrider.models.tuning.model_spec import ModelSpec, cuts_for
+from outrider.models.tuning.model_spec import cuts_for
 from outrider.types import Chunk, Exactness, Rounding, RowRule
-from outrider_bench.verify.certify import our_subject
 
 KEPT = (0, 1, 3, 4)
 RULES = (RowRule(), RowRule(call=Rounding(8, 8)), RowRule(separate=True, dummy_rows=2))
 CUTS = ((0,), (3,), (NUM_LAYERS,), (2, 3), tuple(range(NUM_LAYERS + 1)))
-NAMES = ("hidden_states.0", "hidden_states.2", "hidden_states.3", "last_hidden_state")
 
 
 @pytest.fixture(scope="module")
@@ -119,14 +112,6 @@ def test_no_bit_changes_where_a_model_is_cut(layered: Bundle, precision: str) ->
 
 
 @pytest.mark.slow
-def test_hidden_states_are_found_in_their_segments(layered: Bundle) -> None:
-    whole = read(compiled(layered, "auto", (), NAMES), RULES[0], NAMES)
-    for cuts in CUTS:
-        for found, expected in zip(read(compiled(layered, "auto", cuts, NAMES), RULES[0], NAMES), whole, strict=True):
-            np.testing.assert_array_equal(found, expected)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("kept", [KEPT, (1, 4)], ids=str)
 def test_what_is_left_is_the_model_without_those_layers(layered: Bundle, kept: tuple[int, ...], tmp_path: Path) -> None:
     """Compared with an export of a checkpoint that never had them. The cache has another part for each layer."""
@@ -199,20 +184,6 @@ def test_drafts_are_accepted_and_rejected_at_each_place(engine: outrider.Engine)
     assert accepted[0] > accepted[1] > accepted[2] > 0
 
 
-@pytest.mark.slow
-def test_all_layers_but_none_would_always_agree(layered: Bundle) -> None:
-    """Layers that write what the target pass writes anew: with nothing left out, each draft is accepted whole."""
-    engine = load(layered, (0, 2, 3, 4))  # cut before layers 1 and 2
-    part: Any = engine.loaded["self"].backend
-    main: Any = engine.main
-    whole = OpenVINOLayers(main, range(NUM_LAYERS))
-    whole.allocate(0)
-    engine.add_drafter("whole", engine.draft_models["self"].on(whole))
-    assert part.layers == (0, 2, 3, 4)
-    stats = ask(engine, prompt_of(5), "whole", max_new_tokens=41).stats
-    assert stats.num_accepted_tokens == stats.num_draft_tokens == 30
-
-
 def test_several_requests_at_once(engine: outrider.Engine) -> None:
     """With a drafter, without, and with another; more than fit in one call's rows alike."""
     names = ["self", None, "self", "suffix", "self", "auto"]
@@ -259,104 +230,6 @@ def test_a_draft_leaves_the_slot_as_it_was(engine: outrider.Engine) -> None:
     assert ask(engine, prompt, "self", max_new_tokens=60).token_ids == plain
 
 
-def test_a_call_that_fails_ends_its_own_requests_alone(layered: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = load(layered)
-    plain = ask(engine, prompt_of(1), None, max_new_tokens=200).token_ids
-    part: Any = engine.loaded["self"].backend
-    submit, calls = part.submit, 0
-
-    def failing(chunks: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 5:  # the second token of a draft
-            raise DeviceError("CPU failed: gone.")
-        return submit(chunks)
-
-    main: Any = engine.main
-    whole, lengths = main.submit, list[int]()
-
-    def watching(chunks: Any) -> Any:
-        lengths.extend(len(chunk.token_ids) for chunk in chunks)
-        return whole(chunks)
-
-    monkeypatch.setattr(part, "submit", failing)
-    monkeypatch.setattr(main, "submit", watching)
-    with ThreadPoolExecutor(2) as pool:
-        beside = pool.submit(ask, engine, prompt_of(1), None, max_new_tokens=200)
-        with pytest.raises(DeviceError, match="gone"):
-            ask(engine, prompt_of(0), "self", max_new_tokens=200)
-        assert beside.result().token_ids == plain
-    assert min(lengths) > 0  # the main model goes on after the text, not after the draft
-    assert ask(engine, prompt_of(0), "self").token_ids == ask(engine, prompt_of(0), None).token_ids
-
-
-def test_a_segment_that_cannot_be_started_ends_the_call(layered: Bundle) -> None:
-    """It is started in OpenVINO's thread. The error comes out where the call is waited for."""
-    main = compiled(layered, "f32", (2, 3))
-    main.allocate(256)
-    slot = main.open(40)
-
-    def failing(_: object) -> None:
-        raise RuntimeError("gone")
-
-    request: Any = main._request
-    request._requests[1].set_callback(failing, None)
-    pending = main.submit([Chunk(slot, [30, 31], 1)])
-    with pytest.raises(DeviceError, match="CPU failed: .*gone"):
-        pending.wait()
-    assert main.is_idle
-
-
-def test_its_cost_is_measured_and_the_controller_may_say_no(
-    engine: outrider.Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(CallCost, "observe", lambda *_, **__: None)  # the toy's calls take another time
-    monkeypatch.setattr(Ledger, "_take", lambda *_: None)
-    model = engine.find_drafter("self")
-    assert model.is_priced
-    assert engine.find_drafter("auto") is model
-    main, part = engine.costs["main"], engine.costs["self"]
-    saved = main.near, main.far, part.near, part.far
-    try:
-        main.near = main.far = tuple(1.0 + 0.01 * rows for rows in main.rows)
-        part.near = part.far = tuple(1.5 for _ in part.rows)
-        assert ask(engine, prompt_of(3), "self", num_assistant_tokens="auto", max_new_tokens=80).stats.num_drafts < 8
-        part.near = part.far = tuple(0.001 for _ in part.rows)
-        stats = ask(engine, prompt_of(3), "self", num_assistant_tokens="auto", max_new_tokens=80).stats
-        assert stats.num_drafts > 20
-    finally:
-        main.near, main.far, part.near, part.far = saved
-
-
-@pytest.mark.slow
-def test_several_of_one_model_share_its_segments(layered: Bundle) -> None:
-    bundle = with_layers(layered, short=(0, 4), long=KEPT)
-    engine = outrider.Engine(bundle, outrider.Config().replace(cache_size=0.01, keep_records=False))
-    main: Any = engine.main
-    assert main.segments.cuts == (1, 2, 3, 4)
-    assert engine.cache["long"].bytes_per_token == 0
-    plain = ask(engine, prompt_of(2), None).token_ids
-    for name in ("short", "long", "shuffled"):
-        modes = our_subject(engine, ["shuffled:3"] if name == "shuffled" else [f"{name}:3"]).modes
-        assert (
-            modes[0].run(prompt_of(2), outrider.GenerationConfig(max_new_tokens=40, ignore_eos=True)).token_ids == plain
-        )
-
-
-@pytest.mark.slow
-def test_an_engine_without_it_is_not_cut(layered: Bundle) -> None:
-    for drafter in (None, "suffix"):
-        engine = outrider.Engine(
-            with_layers(layered, self=KEPT), outrider.Config().replace(cache_size=0.01, drafter=drafter)
-        )
-        main: Any = engine.main
-        assert isinstance(main._compiled, ov.CompiledModel)
-
-
-def test_verify_compares_its_modes(engine: outrider.Engine) -> None:
-    assert {"self:1", "self:3", "self:8"} <= {mode.name for mode in our_subject(engine).modes}
-
-
 @pytest.mark.parametrize(
     "layers",
     [(), (0, 5), (1, 0), (0, 0, 1), tuple(range(NUM_LAYERS))],
@@ -367,30 +240,6 @@ def test_a_manifest_with_other_layers_is_damaged(layered: Bundle, layers: tuple[
         check_fit(with_layers(layered, self=layers).manifest)
 
 
-@pytest.mark.slow
-def test_layers_are_those_of_the_bundles_own_main_model(layered: Bundle, toy_bundle: Bundle) -> None:
-    manifest = with_layers(layered, self=KEPT).manifest
-    check_fit(manifest)
-    other = msgspec.structs.replace(manifest.main, folder="other")
-    wrong = msgspec.structs.replace(manifest, drafters=(DrafterEntry("self", "self", other, layers=KEPT),))
-    with pytest.raises(BundleError):
-        check_fit(wrong)
-    known = msgspec.structs.replace(manifest.drafters[0], kind="draft_model")
-    with pytest.raises(BundleError, match="has a value for layers"):
-        check_fit(msgspec.structs.replace(manifest, drafters=(known,)))
-    (entry,) = draft_models_of(with_layers(layered, self=KEPT), read_bundle(layered.folder))
-    assert (entry.name, entry.kind) == ("draft", "draft_model")  # as a model of its own
-
-
 def test_an_npu_runs_the_model_as_a_whole(layered: Bundle) -> None:
     with pytest.raises(OutriderError, match="made of some of the main model's layers, which NPUW compiles as a whole"):
         load(layered, main_device="NPU", main_properties={"NPUW_DEVICES": "CPU"})
-
-
-def test_no_settings_are_tried_of_what_is_not_compiled_alone(layered: Bundle) -> None:
-    """As `outrider devices` asks."""
-    bundle = with_layers(layered, self=(0, 1))
-    (entry,) = bundle.manifest.drafters
-    spec = ModelSpec("self", bundle, entry.model, entry).on("CPU", outrider.Config().device)
-    choice = choice_of(spec)
-    assert (choice.setting.precision, choice.trials) == (spec.options.precision, ())

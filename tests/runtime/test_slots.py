@@ -69,55 +69,6 @@ def test_a_slot_goes_back_to_each_token_of_an_answer(backend: Any, expected: byt
         slot.close()
 
 
-def test_a_slot_goes_back_through_several_calls(backend: Any, expected: bytes) -> None:
-    """As a draft model's does, token by token: to any length since it was trimmed last."""
-    for kept in range(6):
-        slot = opened(backend)
-        for i in range(6):
-            right = TEXT[40 + i] if i < kept else 38 - TEXT[40 + i]
-            backend.submit([Chunk(slot, [right], 1, generated=True)]).wait()
-        slot.trim(40 + kept)
-        assert slot.length == 40 + kept
-        backend.submit([Chunk(slot, TEXT[slot.length : 50], 1, generated=True)]).wait()
-        slot.trim(45)  # within the round
-        assert slot.length == 45
-        assert ends(backend, slot) == expected
-        slot.close()
-
-
-def test_any_length_is_read_on_with_the_same_rows(backend: Any, expected: bytes) -> None:
-    """A slot may go back further than it was asked to; what it says is its length is."""
-    rng = np.random.default_rng(3)
-    slot = opened(backend)
-    for _ in range(12):
-        count = int(rng.integers(1, 6))
-        backend.submit([Chunk(slot, random_ids(int(rng.integers(99)), count), 1, generated=True)]).wait()
-        asked = int(rng.integers(41, 50))
-        slot.trim(40)
-        backend.submit([Chunk(slot, TEXT[40:asked], 1, generated=True)]).wait()
-        slot.trim(int(rng.integers(40, asked + 1)))
-        assert 40 <= slot.length <= asked
-    assert ends(backend, slot) == expected
-    slot.close()
-
-
-def test_a_published_prompt_is_found_in_front_of_its_last_token(backend: Any, expected: bytes) -> None:
-    """By the same prompt, and once it has been read, by one that goes on."""
-    slot = backend.open(200, Prompt(TEXT[:40]))
-    while slot.length < 40:
-        backend.submit([Chunk(slot, TEXT[slot.length : 40], 1)]).wait()
-    slot.publish(TEXT[:40])
-    slot.close()
-    for text in (TEXT[:40], TEXT):
-        slot = opened(backend, 40, Prompt(text))
-        assert ends(backend, slot) == expected
-        slot.close()
-    slot = backend.open(200, Prompt(TEXT[:40]))
-    assert slot.length == 39
-    slot.close()
-    backend.clear_prefixes()
-
-
 @pytest.mark.parametrize("length", [63, 64, 65])
 def test_a_turn_goes_on_where_the_last_one_ended(backend: Any, length: int) -> None:
     """Also at the end of a block."""

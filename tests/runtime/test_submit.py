@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import threading
-import time
 import weakref
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 
 import outrider
 from outrider.bundle import Bundle
-from outrider.decoding.admission import Admission
 from outrider.decoding.results import TextChunk
 from toys import load_toy
 
@@ -56,28 +54,6 @@ def test_a_submitted_request_is_cancelled(openvino_engine: outrider.Engine) -> N
     whole = openvino_engine.generate("hello", **LONG).token_ids
     assert 0 < len(result.token_ids) < len(whole)
     assert result.token_ids == whole[: len(result.token_ids)]
-
-
-def test_a_sink_that_raises_ends_its_own_request_alone(
-    openvino_engine: outrider.Engine, caplog: pytest.LogCaptureFixture
-) -> None:
-    called = threading.Event()
-
-    def sink(_: Any) -> None:
-        called.set()
-        raise RuntimeError("no room in here")
-
-    stream = openvino_engine.stream("hello", **LONG)
-    next(stream)
-    handle = openvino_engine.submit("abc", sink=sink, **LONG)
-    assert called.wait(300)
-    *_, last = stream
-    assert last.result
-    assert len(last.result.token_ids) == 400
-    assert handle.done
-    assert "no room in here" in caplog.text
-    with pytest.raises(outrider.OptionError, match="sink=3 cannot be called"):
-        openvino_engine.submit("abc", sink=3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("way", ["generate", "agenerate", "score"])
@@ -146,37 +122,3 @@ def test_requests_that_arrive_while_an_engine_closes_all_end(openvino_bundle: Bu
         thread.join(300)
     assert len(ended) == 4
     assert set(ended) == {"This engine is closed. Load the bundle again."}
-
-
-def test_an_engine_that_is_closed_while_a_request_is_prepared_says_so(
-    openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = load_toy(openvino_bundle, cache_size=0.02)
-    check = Admission.check
-
-    def close_first(admission: Admission, *given: Any, **more: Any) -> int:
-        engine.close()
-        return check(admission, *given, **more)
-
-    monkeypatch.setattr(Admission, "check", close_first)
-    with pytest.raises(outrider.RequestError, match="engine is closed"):
-        engine.generate("hello", max_new_tokens=3)
-
-
-def test_an_engine_that_is_closed_while_a_round_fails_ends(
-    openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = load_toy(openvino_bundle)
-    closing = threading.Thread(target=engine.close, daemon=True)
-
-    def fail(worker: Any, _: Any) -> None:
-        closing.start()
-        while worker._inbox.empty():
-            time.sleep(0.001)
-        raise RuntimeError("of ours")
-
-    monkeypatch.setattr("outrider.decoding.worker.Worker._round", fail)
-    with pytest.raises((RuntimeError, outrider.RequestError)):
-        engine.generate("hello")
-    closing.join(300)
-    assert not closing.is_alive()

@@ -70,21 +70,6 @@ def test_an_automaton_that_grows_finds_what_a_scan_finds(text: list[int]) -> Non
             place = shorter
 
 
-@given(texts, st.lists(st.integers(0, 3), max_size=20))
-def test_walking_enters_nothing_and_finds_what_a_scan_finds(text: list[int], walked: list[int]) -> None:
-    automaton = automaton_of(text)
-    place = automaton.longest
-    for i, token_id in enumerate(walked, 1):
-        place = automaton.walk(place, token_id)
-        end = text + walked[:i]
-        length = longest_end(end, text)
-        if ends_of(end[len(end) - length :], text) == [len(text)]:
-            break  # the match goes around at the text's end: the text alone does not show its length
-        assert place.length == length
-    assert automaton.num_tokens == len(text)
-    assert automaton.longest == automaton_of(text).longest
-
-
 def test_a_text_that_repeats_itself_without_end_costs_no_more() -> None:
     automaton = automaton_of([7] * 3000)
     assert automaton.longest.length == 2999
@@ -118,14 +103,6 @@ def test_references_find_what_a_scan_finds(documents: list[list[int]], context: 
         if extended:
             assert extended.length == longer
             assert references.followers(extended) == by_counting(following)
-
-
-def test_documents_keep_apart() -> None:
-    references = References([[1, 2], [3, 4, 5]])
-    assert references.find([1, 2]) is None  # what follows is another document
-    assert references.find([2, 3]) == references.find([3])
-    assert References([]).find([1]) is None
-    assert References([[], [1]]).find([1]) is None
 
 
 def test_a_frequent_token_is_looked_up_in_a_sample_of_places() -> None:
@@ -208,51 +185,11 @@ def test_drafts_keep_to_their_rules(
     drafter.release(sequence)
 
 
-def test_the_most_frequent_continuation_wins_and_then_the_latest() -> None:
-    assert draft_of([1, 2, 1, 2, 1, 3, 9, 1], 1).token_ids == [2]
-    assert draft_of([1, 2, 1, 3, 9, 1], 1).token_ids == [3]
-
-
-def test_the_longest_match_wins() -> None:
-    assert draft_of([5, 1, 2, 7, 1, 3, 1, 3, 5, 1], 1).token_ids == [2]
-
-
 @pytest.mark.parametrize("period", [1, 2, 5])
 def test_a_repetition_is_drafted_at_full_length_and_ever_surer(period: int) -> None:
     draft = draft_of([99, *range(period), *range(period)], 16)
     assert draft.token_ids == [i % period for i in range(16)]
     assert draft.confidences == sorted(draft.confidences or [])
-
-
-def test_nothing_is_copied_after_an_end() -> None:
-    assert draft_of([1, 2, 9, 3, 1, 2], 5, eos=frozenset({9})).token_ids == [9]
-
-
-def test_without_a_match_there_is_no_draft() -> None:
-    for context in ([], [1], [1, 2, 3]):
-        assert draft_of(context, 5).token_ids == []
-        assert draft_of(context, 5, Suffix([References([[7, 8]])], min_chance=0)).token_ids == []
-    assert draft_of([1, 1], 0).token_ids == []
-
-
-def test_a_text_elsewhere_is_copied_where_it_matches_better() -> None:
-    references = References([[1, 2, 3, 4, 5, 6, 7, 8, 9]])
-    draft = draft_of([3, 0, 1, 2, 3], 8, Suffix([references]))
-    assert draft.token_ids[:6] == [4, 5, 6, 7, 8, 9]
-    # The context itself is copied if it matches as well.
-    assert draft_of([2, 3, 8, 8, 2, 3], 1, Suffix([References([[2, 3, 9]])])).token_ids == [8]
-
-
-def test_longer_and_surer_matches_have_higher_confidence() -> None:
-    def first(context: list[int]) -> float:
-        return (draft_of(context, 1).confidences or [0.0])[0]
-
-    once = [first([*range(n), 50, 60, *range(n)]) for n in range(1, 12)]
-    assert once == sorted(once)
-    assert once[0] == pytest.approx(1 / 3)
-    assert once[-1] == 0.95
-    assert first([1, 2, 1, 2, 1, 2, 1]) > first([9, 2, 1, 2, 1]) > first([1, 2, 8, 1])
-    assert first([1, 2, 1, 3, 1]) < first([1, 2, 1])
 
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 2), max_size=5), st.integers(0, 3)), max_size=40))

@@ -2,8 +2,6 @@
 
 import gc
 import json
-import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -11,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import outrider
@@ -19,17 +16,14 @@ from in_the_loop import new_request
 from outrider.bundle import Bundle
 from outrider.cli import run
 from outrider.decoding.answer import Answer
-from outrider.decoding.loop import step
-from outrider.decoding.row_budget import RowBudget
-from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.slots import admit
 from outrider.decoding.trace import Trace
 from outrider.decoding.trace.events import REQUESTS
-from outrider.errors import DeviceError, OptionError, OutriderError
+from outrider.errors import DeviceError, OptionError
 from outrider.models.calls import submit
 from outrider.testing import FakeBackend, ToyTokenizer
-from outrider.types import Chunk, Draft, Drafter
-from outrider_bench.timeline import Timeline, TraceSpan, read_timeline, summarise
+from outrider.types import Chunk, Drafter
+from outrider_bench.timeline import Timeline, read_timeline, summarise
 from toys import in_threads, load_toy
 
 pytestmark = pytest.mark.any_format
@@ -128,16 +122,6 @@ def of_host(timeline: Timeline, name: str) -> list[dict[str, Any]]:
     return [span.args for span in timeline.of("host", name)]
 
 
-def test_no_text_and_no_token_gets_into_a_trace(toy_engine: outrider.Engine, tmp_path: Path) -> None:
-    with toy_engine.trace(tmp_path / "out.json"):
-        toy_engine.generate("hello", **OPTIONS)
-    known = {
-        "prompt", "limit", "tokens", "rounds", "finish_reason", "request", "drafted", "accepted", "context", "percent",
-        "per second", "drafter", "sequences", "rows", "name", "sort_index", "labels",
-    }  # fmt: skip
-    assert {key for event in read_strictly(tmp_path / "out.json") for key in event.get("args", {})} == known
-
-
 def test_nothing_of_it_is_there_unless_a_trace_runs(openvino_bundle: Bundle, tmp_path: Path) -> None:
     def objects() -> list[Any]:
         gc.collect()
@@ -159,71 +143,11 @@ def test_nothing_of_it_is_there_unless_a_trace_runs(openvino_bundle: Bundle, tmp
     read_strictly(tmp_path / "out.json")
 
 
-@pytest.mark.fast_cases(1)
-@pytest.mark.parametrize("way", ["auto", "draft"])
-def test_traces_begin_and_end_while_requests_run(openvino_bundle: Bundle, tmp_path: Path, way: str) -> None:
-    """They change no answer. Each trace has whole rounds, and ends all spans that it begins."""
-    engine = load_toy(openvino_bundle)
-    options = {"max_new_tokens": 60, "ignore_eos": True} | WAYS[way]
-    prompts = ["hello hello", "world", "abc abc abc"]
-    expected = [engine.generate(prompt, **options).token_ids for prompt in prompts]
-    stop, wrong = threading.Event(), list[object]()
-
-    def ask(i: int) -> None:
-        while not stop.is_set():
-            try:
-                if engine.generate(prompts[i], **options).token_ids != expected[i]:
-                    wrong.append("other tokens")
-            except Exception as error:
-                wrong.append(error)
-
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(prompts))]
-    for thread in threads:
-        thread.start()
-    try:
-        for i in range(40):
-            begun: Any = ()
-            with engine.trace(tmp_path / f"{i}.json"):
-                if i == 5:
-                    engine.generate(prompts[0], **options)
-                elif i == 6:
-                    next(begun := engine.stream(prompts[0], **options))
-                else:
-                    time.sleep(0.001 * (i % 20))
-            list(begun)  # the answer goes on without its trace
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert not wrong
-    timelines = []
-    for i in range(40):
-        read_strictly(tmp_path / f"{i}.json")
-        timelines.append(read_timeline(tmp_path / f"{i}.json"))
-    assert timelines[5].rounds
-    assert any(span.args.get("finish_reason") == "goes on" for span in timelines[6].of("request"))
-
-
 def make_request(main: FakeBackend, drafter: Any) -> Answer:
     """A request that has been admitted."""
     request = new_request([1, 2], drafter, max_new_tokens=40, num_assistant_tokens=2)
     assert admit(request, main)
     return request
-
-
-def test_a_request_from_before_a_trace_is_drafted_for_beside_the_others(tmp_path: Path) -> None:
-    """As without a trace, the drafter is called once for all of its requests."""
-    main, drafter = FakeBackend(6), Counting()
-    requests = [make_request(main, drafter) for _ in range(2)]
-    models: Any = {"main": Device(6)}
-    trace = Trace(tmp_path / "out.json", models)
-    trace.entered(requests[1], "counting")
-    for _ in range(4):
-        step(main, Scheduler(main, RowBudget(512), requests), trace)
-    trace.close()
-    assert drafter.num_requests == [2, 2, 2]
-    (life, *_) = (span for span in read_timeline(tmp_path / "out.json").of("request") if span.depth == 0)
-    assert life.args["finish_reason"] == "goes on"
 
 
 def test_a_request_that_leaves_twice_has_ended_once(tmp_path: Path) -> None:
@@ -240,15 +164,6 @@ def test_a_request_that_leaves_twice_has_ended_once(tmp_path: Path) -> None:
     begun = [event for event in read_strictly(tmp_path / "out.json") if event["ph"] == "B"]
     assert len(begun) == 3
     assert len({event["tid"] for event in begun}) == 2
-
-
-def test_two_traces_at_a_time_are_refused_before_a_file_is_touched(toy_engine: outrider.Engine, tmp_path: Path) -> None:
-    path = tmp_path / "out.json"
-    with toy_engine.trace(path):
-        toy_engine.generate("hello", **OPTIONS)
-        with pytest.raises(OptionError, match="already"), toy_engine.trace(path):
-            pass
-    assert read_timeline(path).rounds
 
 
 def test_what_comes_while_a_trace_is_closed_leaves_nothing_open(tmp_path: Path) -> None:
@@ -299,17 +214,6 @@ class Failing(Drafter):
         return []
 
 
-class Counting(Failing):
-    """A drafter that records the number of requests of each call."""
-
-    def __init__(self) -> None:
-        self.num_requests: list[int] = []
-
-    def propose(self, requests: Any) -> Any:
-        self.num_requests.append(len(requests))
-        return [Draft([0]) for _ in requests]
-
-
 def test_what_is_cancelled_or_fails_ends_in_the_trace(
     openvino_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,55 +255,6 @@ def test_a_trace_that_cannot_be_written(toy_engine: outrider.Engine, tmp_path: P
         with pytest.raises(OptionError, match="cut short"), toy_engine.trace("/dev/full"):
             assert len(toy_engine.generate("hello", **OPTIONS).token_ids) == 40
     assert len(toy_engine.generate("hello", **OPTIONS).token_ids) == 40
-
-
-@pytest.mark.slow
-def test_a_program_that_dies_leaves_a_trace(openvino_bundle: Bundle, tmp_path: Path) -> None:
-    path = tmp_path / "out.json"
-    code = (
-        "import os, sys, time, outrider\nfrom outrider.testing import ToyTokenizer\n"
-        "engine = outrider.Engine(outrider.read_bundle(sys.argv[1]), tokenizer=ToyTokenizer())\n"
-        "with engine.trace(sys.argv[2]):\n"
-        "    engine.generate('hello', max_new_tokens=40, ignore_eos=True, drafter='ngram')\n"
-        "    stream = engine.stream('hello', max_new_tokens=400, ignore_eos=True)\n"
-        "    next(stream)\n"
-        "    while b'\"round\"' not in open(sys.argv[2], 'rb').read().partition(b'request 2')[2]:\n"
-        "        time.sleep(0.02)\n"
-        "    os._exit(3)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(openvino_bundle.folder), str(path)], check=False)
-    assert done.returncode == 3
-    assert not path.read_bytes().endswith(b"]\n")
-    json.loads(path.read_bytes() + b"]")  # as the format allows a reader to take it
-    timeline = read_timeline(path)
-    assert not timeline.is_whole
-    first, second = (span for span in timeline.of("request") if span.depth == 0)
-    assert first.args["tokens"] == 40
-    assert "tokens" not in second.args
-    assert any(span.name == "round" and span.began >= second.began for span in timeline.spans)
-    path.write_bytes(path.read_bytes()[:-9])  # in the middle of a line
-    assert len(read_timeline(path).spans) in (len(timeline.spans), len(timeline.spans) - 1)
-
-
-@pytest.mark.every_format
-def test_what_is_drafted_ahead_is_seen(toy_bundle: Bundle, tmp_path: Path) -> None:
-    engine = load_toy(toy_bundle, overlap=True)
-    plain = engine.generate("hello hello", **OPTIONS, drafter=None)
-    with engine.trace(tmp_path / "out.json"):
-        result = engine.generate("hello hello", **OPTIONS | WAYS["draft"])
-    assert result.token_ids == plain.token_ids
-    read_strictly(tmp_path / "out.json")
-    timeline = read_timeline(tmp_path / "out.json")
-    ahead = timeline.of("host", "draft ahead")
-    assert ahead
-    calls = [
-        span.seconds
-        for span in timeline.of("device", "draft")
-        for around in ahead
-        if around.began <= span.began and span.ended <= around.ended
-    ]
-    assert sum(calls) == pytest.approx(result.stats.ahead_seconds, rel=0.1, abs=1e-4)
-    assert summarise(timeline)["both"] <= sum(calls) / summarise(timeline)["seconds"] + 1e-3
 
 
 class Device(FakeBackend):
@@ -497,27 +352,3 @@ def test_a_trace_may_have_no_round(
         pass
     assert run(["trace", str(tmp_path / "out.json")]) == 0
     assert "This trace has no round of decoding" in capsys.readouterr().out
-
-
-def test_gaps_are_those_within_a_draft() -> None:
-    proposals = [TraceSpan("host", "host", "propose", at, at + 1.0) for at in (0.0, 2.0, 4.0)]
-    calls = [(0.0, 0.25), (0.5, 1.0), (1.5, 1.75), (2.0, 2.5), (3.0, 3.5), (4.125, 4.25)]
-    drafts = [TraceSpan("draft: CPU", "device", "draft", began, ended) for began, ended in calls]
-    timeline = Timeline(sorted([*proposals, *drafts], key=lambda span: span.began), is_whole=True)
-    assert summarise(timeline)["gap_milliseconds"] == 250
-
-
-def test_numbers_of_numpys_are_written(tmp_path: Path) -> None:
-    """An app's drafter may use them."""
-    trace = Trace(tmp_path / "out.json", {})
-    trace.count("odd", 0.0, value=np.int64(3))  # type: ignore[arg-type]
-    trace.close()
-    read_strictly(tmp_path / "out.json")
-    assert read_timeline(tmp_path / "out.json").is_whole
-
-
-def test_an_event_that_cannot_be_written_is_told_at_the_end(tmp_path: Path) -> None:
-    trace = Trace(tmp_path / "out.json", {})
-    trace.count("odd", 0.0, value=object())  # type: ignore[arg-type]
-    with pytest.raises(OutriderError, match="is cut short: <object object at .* is no number"):
-        trace.close()

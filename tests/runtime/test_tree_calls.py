@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import outrider
 from calls import rows_of_call
 from in_the_loop import new_request, run
 from outrider.bundle import Bundle
-from outrider.models.cost.measure import measure_pass
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.testing.fake import FakeSlot
 from outrider.types import Chunk, Draft, Drafter, Exactness, Prompt, Rounding, RowRule
@@ -96,19 +94,6 @@ def test_trees_leave_the_text_as_it_is(toy_bundle: Bundle, options: dict[str, An
         assert drafted.stats.num_accepted_tokens > (10 if engine.main.capabilities.trees else 2)
 
 
-@pytest.mark.slow
-def test_a_full_cache_makes_chains_of_trees(openvino_bundle: Bundle) -> None:
-    """The text is the same, and no request waits for blocks that only branches would need."""
-    engine = load_toy(openvino_bundle, cache_size=0.0013, enable_prefix_caching=False)
-    num = engine.max_tokens - 8
-    prompt = [1, 2, 3, 4, 5]
-    plain = engine.generate(prompt, drafter=None, max_new_tokens=num, ignore_eos=True)
-    drafter = Trees([*prompt, *plain.token_ids])
-    engine.add_drafter("trees", drafter)
-    drafted = engine.generate(prompt, drafter="trees", num_assistant_tokens=8, max_new_tokens=num, ignore_eos=True)
-    assert drafted.token_ids == plain.token_ids
-
-
 def test_a_backend_keeps_the_accepted_branch() -> None:
     """On the fake, whose logits depend on all that is in its slot."""
     main = FakeBackend(12, memory=6)
@@ -117,26 +102,6 @@ def test_a_backend_keeps_the_accepted_branch() -> None:
     main.submit([Chunk(slot, [7, 1, 2, 3], 4, parents=[-1, -1, 1])])
     slot.keep([1, 2])
     assert slot.token_ids == [7, 2, 3]
-
-
-def test_a_branch_is_timed_after_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it is in a round: the call has pushed the copied block out of the processor's caches."""
-    main, events = FakeBackend(12, memory=6), list[str]()
-    slot_class: Any = type(main.open(50))
-
-    def noted(event: str, do: Any) -> Any:
-        def done(*args: Any) -> Any:
-            events.append(event)
-            return do(*args)
-
-        return done
-
-    monkeypatch.setattr(main, "submit", noted("call", main.submit))
-    monkeypatch.setattr(slot_class, "fork", noted("fork", slot_class.fork))
-    measure_pass(main, (1, 2))
-    after = [before for before, event in pairwise(events) if event == "fork"]
-    assert after
-    assert set(after) == {"call"}
 
 
 @dataclass

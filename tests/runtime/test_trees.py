@@ -8,18 +8,16 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draft_laws import Law, Models, output_law, plain_law, tokens_before, trees
+from draft_laws import Law, Models, output_law, plain_law, tokens_before
 from enumeration import largest_difference
 from outrider.config import GenerationConfig
 from outrider.decoding.answer import Answer
-from outrider.decoding.metrics import Stats
 from outrider.decoding.reading import verify
 from outrider.errors import DrafterError, NoTokenLeft
 from outrider.tokens.sampling import LogitsSampler
@@ -65,43 +63,6 @@ def test_rejection_gives_the_main_models_joint_distribution(
     length = max(Draft(shape, parents=shape).depths) + 2
     law, _ = output_law(verifier, models, shape, certain, length)
     assert largest_difference(law, plain_law(models, length)) < 1e-12
-
-
-@settings(max_examples=20)
-@given(models, st.booleans())
-def test_a_sibling_more_accepts_no_less(models: Models, certain: bool) -> None:
-    rates = [output_law(TokenRejection(), models, [-1] * n, certain, 1)[1] for n in (1, 2, 3)]
-    assert rates[0] <= rates[1] + 1e-12 <= rates[2] + 2e-12
-
-
-def test_siblings_that_are_all_tokens_leave_nothing_to_recover() -> None:
-    """Jeon et al. 2024, figure 1: drawn without replacement, two of two tokens are always enough."""
-    two = [Distribution(np.arange(2), np.array(probs)) for probs in ([0.9, 0.1], [0.2, 0.8])]
-    with mock.patch.object(Models, "distribution", lambda self, role, prefix: two[role]):
-        for p, draft in trees(Models(0), [-1, -1], certain=False):
-            assert p == pytest.approx({0: 0.2, 1: 0.8}[draft.token_ids[0]])
-            rows: Any = mock.Mock(distribution=lambda i: two[0])
-            for u in np.linspace(0, 1, 11, endpoint=False):
-                noise = mock.Mock(uniforms=lambda *key, u=u: np.full(key[-1], u))
-                assert TokenRejection().verify(draft, rows, noise, 0).num_accepted == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("verifier", REJECTION, ids=str)
-def test_sampled_trees_have_the_joint_distribution(verifier: Any) -> None:
-    """With the noise as it is. The seeds are fixed; when they were chosen, a false alarm had a probability of 1e-4."""
-    models, shape, counts = Models(5, vocab_size=4), [-1, -1, 0, 0, 1, 2], dict[tuple[int, ...], int]()
-    for seed in range(1500):
-        noise = Noise(seed)
-        draft = grown(verifier, models, shape, noise)
-        outcome = verifier.verify(draft, models.rows_of(draft), noise, 0)
-        token_ids = [*(draft.token_ids[i] for i in outcome.path), outcome.next_token_id]
-        while len(token_ids) < 3:
-            row = models.distribution(0, tuple(token_ids))
-            assert row
-            token_ids.append(row.draw(np.random.default_rng([seed, len(token_ids)]).random()))
-        counts[tuple(token_ids[:3])] = counts.get(tuple(token_ids[:3]), 0) + 1
-    assert chi_square_p_value(counts, plain_law(models, 3)) > 1e-4
 
 
 def grown(verifier: Any, models: Models, shape: list[int], noise: Noise, position: int = 0) -> Draft:
@@ -304,33 +265,6 @@ def test_the_best_tokens_in_order(values: list[float], count: int, options: dict
 # The shape of a draft
 
 
-@given(st.integers(0, 9).flatmap(lambda n: st.tuples(*(st.integers(-1, i - 1) for i in range(n)))), st.integers(0, 9))
-def test_the_parts_of_a_tree(parents: tuple[int, ...], length: int) -> None:
-    draft = Draft([10 + i for i in range(len(parents))], parents=list(parents))
-    for i in range(len(draft)):
-        path = draft.path_to(i)
-        assert [draft.token_ids[k] for k in path] == draft.before(i + 1) == list(tokens_before(draft, i + 1))
-        assert draft.depths[i] == len(path) - 1
-        assert i in draft.children(parents[i])
-    assert sum(len(draft.children(i)) for i in range(-1, len(draft))) == len(draft)
-    leaves = [i for i in range(len(draft)) if not draft.children(i)]
-    assert draft.branches == [draft.path_to(i) for i in leaves]
-    assert draft.path_to(-1) == draft.before(0) == []
-    assert draft.cut(length).parents == (list(parents[:length]) or None)
-
-
-@given(st.integers(0, 9))
-def test_a_chain_has_the_parts_of_its_tree(size: int) -> None:
-    token_ids = [10 + i for i in range(size)]
-    chain, tree = Draft(token_ids), Draft(token_ids, parents=[*range(-1, size - 1)])
-    assert chain.branches == tree.branches == ([[*range(size)]] if size else [])
-    assert chain.depths == tree.depths == [*range(size)]
-    for i in range(-1, size):
-        assert chain.children(i) == tree.children(i)
-        assert chain.path_to(i) == tree.path_to(i)
-        assert chain.before(i + 1) == tree.before(i + 1)
-
-
 @pytest.mark.parametrize(("parents", "message"), [
     ([-1], "A draft of 2 tokens has 1 parents. Give one for each token"),
     ([0, -1], r"parents=\[0, -1\], where token 0 follows token 0. Let each token follow one before it"),
@@ -340,16 +274,6 @@ def test_a_chain_has_the_parts_of_its_tree(size: int) -> None:
 def test_what_is_no_tree_is_refused(parents: list[int], message: str) -> None:
     with pytest.raises(DrafterError, match=message):
         Draft([1, 2], parents=parents)
-
-
-def test_a_trees_tokens_are_counted_and_its_positions_are_those_on_the_path() -> None:
-    stats = Stats()
-    stats.count_round(Draft([1, 2, 3, 4], parents=[-1, -1, 1, 1]).depths, 2)
-    stats.count_round(Draft([1, 2, 3]).depths, 1)
-    assert (stats.num_draft_tokens, stats.num_accepted_tokens, stats.num_drafts) == (7, 3, 2)
-    assert stats.num_accepted_tokens_per_position == [2, 1, 0]
-    assert stats.num_draft_tokens_per_round == [4, 3]
-    assert stats.mean_acceptance_length == 2.5
 
 
 def test_candidates_past_the_answers_end_are_not_counted() -> None:

@@ -24,8 +24,7 @@ from outrider.cli import run
 from outrider.errors import BundleError, OptionError
 from outrider.models.backends.openvino_layers import OpenVINOLayers
 from outrider.types import Chunk
-from outrider_bench.layers import DrafterLayers, _Reader, add_layers, check_name, find_layers, probe_engine, search
-from outrider_bench.prompts import BenchPrompt, Task
+from outrider_bench.layers import DrafterLayers, _Reader, add_layers, check_name, probe_engine, search
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +39,6 @@ def layered(original: Bundle, tmp_path: Path) -> Bundle:
 
 
 CONFIG = outrider.Config().replace(cache_size=0.02, ignore_eos=True)
-TASKS = [Task(BenchPrompt(str(i), "all", ""), [30 + i, 31, 32, 33 + i]) for i in range(2)]
 
 
 def judged(agreements: dict[range, float], seen: list[range]) -> Any:
@@ -65,54 +63,6 @@ def test_the_search_follows_the_best_runs() -> None:
     best = max(found, key=lambda each: each.speed_up)
     assert best.layers == (0, 1, 2, 7, 8, 9)
     assert range(1, 9) not in seen  # nothing on the way there agrees
-
-
-def test_the_search_takes_a_run_up_to_the_last_layer() -> None:
-    good = {range(i, 10): 0.9 for i in range(1, 10)}
-    seen: list[range] = []
-    best = max(search(10, judged(good, seen)), key=lambda each: each.speed_up)
-    assert best.layers == (0,)
-    assert max(run.stop for run in seen) == 10
-    assert min(run.start for run in seen) == 1
-
-
-def test_runs_that_cannot_win_are_given_up() -> None:
-    seen: list[range] = []
-    search(10, judged({}, seen))  # each round gives one token, and drafts cost time
-    assert len(seen) < 9 + 6 * 9
-    seen.clear()
-    good = {range(i, i + 1): 0.03 for i in range(1, 10)} | {range(2, 3): 1.0, range(2, 4): 1.0}
-    search(10, judged(good, seen))
-    assert {*seen[9:]} == {range(1, 3), range(2, 4), range(1, 4), range(2, 5)}
-
-
-def test_layers_are_described_by_runs() -> None:
-    assert describe_layers((0, 1, 2, 5, 7, 8)) == "0-2, 5, 7-8"
-    assert describe_layers((3,)) == "3"
-
-
-@pytest.mark.slow
-def test_the_best_layers_are_measured_with_drafts(layered: Bundle) -> None:
-    told: list[str] = []
-    with probe_engine(layered, CONFIG) as engine:
-        main: Any = engine.main
-        assert main.segments.cuts == tuple(range(1, NUM_LAYERS + 1))
-        found = find_layers(engine, TASKS, 40, told.append)
-        assert main.cache.num_used_tokens == 0
-    assert len(found) == 3
-    assert [each.speed_up for each in found] == sorted((each.speed_up for each in found), reverse=True)
-    for each in found:
-        assert 0 in each.layers
-        assert len(each.acceptance) == 8
-        assert [*each.acceptance] == sorted(each.acceptance, reverse=True)
-        assert 1 <= each.num_tokens <= 8
-    assert "without layers 1" in told
-    made = add_layers(layered, "self", found[0].layers)
-    engine = outrider.Engine(made, CONFIG)
-    for task in TASKS:
-        plain = engine.generate(task.token_ids, max_new_tokens=40, drafter=None).token_ids
-        drafted = engine.generate(task.token_ids, max_new_tokens=41, drafter="self", num_assistant_tokens=8)
-        assert drafted.token_ids[:40] == plain
 
 
 def test_agreement_is_that_of_reading_the_answer_token_by_token(original: Bundle) -> None:

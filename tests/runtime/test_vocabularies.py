@@ -121,34 +121,6 @@ def test_greedy_and_coupled_text_is_plain_text(
     assert stats.num_accepted_tokens <= stats.num_draft_tokens <= n * stats.num_drafts
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_drafts_of_a_twin_with_all_tokens_are_accepted(way: Way) -> None:
-    """The same vocabulary in another order: a model that is always right is read once and never rejected."""
-    main = [b"a", b"b", b"c", b"d"]
-    draft = main[::-1]
-
-    class Mirror(FakeBackend):
-        def logits_after(self, token_ids: Any) -> Any:
-            return super().logits_after([len(main) - 1 - i for i in token_ids])[::-1]
-
-    mirror, backend = Mirror(4, seed=3), FakeBackend(4, seed=3)
-    drafter = DraftModel(mirror, context_length=1000, vocabulary=vocabulary_of(way, main, draft))
-    request = answer(backend, make_request(drafter, [1, 2], 3, max_new_tokens=13, ignore_eos=True))
-    assert request.stats.acceptance_rate == 1
-    assert mirror.calls == [[3], [1], [1], [2], [1], [1], [2], [1], [1]]
-    assert backend.calls == [[2], [4], [4], [4]]
-
-
-def test_a_single_shared_token_is_all_that_is_proposed() -> None:
-    draft = [b"x", b"b", b"y"]
-    drafter = DraftModel(FakeBackend(3), context_length=100, vocabulary=vocabulary_of("intersection", MAIN, draft))
-    request = make_request(drafter, [1, 1, 1], 3, max_new_tokens=9)
-    assert drafter.reserve(request.sequence, 20)
-    say(request, 1)
-    (proposed,) = drafter.propose([request.draft_request()])
-    assert proposed.token_ids == [1, 1, 1]
-
-
 @given(st.lists(st.sampled_from("ab é日"), max_size=12).map("".join), draft_vocabularies, st.data())
 def test_a_translation_grows_and_says_the_same(text: str, draft: list[bytes], data: st.DataObject) -> None:
     """For tokens in pieces of any length, whole characters, and a draft vocabulary with all bytes."""
@@ -162,26 +134,6 @@ def test_a_translation_grows_and_says_the_same(text: str, draft: list[bytes], da
         assert translation.token_ids[: len(before)] == before
     assert translation.is_complete
     assert b"".join(draft[i] for i in translation.token_ids).decode() == text
-
-
-def test_a_character_in_pieces_waits_until_it_is_whole() -> None:
-    main, draft = [b"a", b"\xe6", b"\x97", b"\xa5"], [b"a", "日".encode()]
-    translation = Translation(token_map_of(main, draft))
-    for length, expected, complete in ((1, [0], True), (2, [0], False), (3, [0], False), (4, [0, 1], True)):
-        translation.extend([0, 1, 2, 3][:length])
-        assert (translation.token_ids, translation.is_complete) == (expected, complete)
-
-
-def test_a_drafter_whose_text_is_not_complete_does_not_draft() -> None:
-    main, draft = [b"a", b"\xc3", b"\xa9"], [b"a", "é".encode()]
-    for way in WAYS:
-        drafter = DraftModel(FakeBackend(2), context_length=100, vocabulary=vocabulary_of(way, main, draft))
-        request = make_request(drafter, [0], 3)
-        assert drafter.reserve(request.sequence, 20)
-        say(request, 1)
-        assert not drafter.propose([request.draft_request()])[0].token_ids
-        say(request, 2)
-        assert drafter.propose([request.draft_request()])[0].token_ids
 
 
 def test_the_draft_models_own_beginning_takes_the_place_of_the_main_models() -> None:
@@ -220,21 +172,3 @@ def test_text_becomes_main_tokens(script: list[int], limit: int, expected: list[
     (proposed,) = drafter.propose([request.draft_request()])
     assert proposed.token_ids == expected
     assert proposed.probs is None
-
-
-def test_own_tokens_are_kept_as_far_as_they_spell_the_text() -> None:
-    """The draft model wrote "bab" "a"; "b" "ab" "a" "a" was committed. Only the second "a" is new to it."""
-    draft = [b"a", b"b", b"bab"]
-    token_map = token_map_of(MAIN, draft, shared=False)
-    backend = Scripted(3, [0, 0, 2, 0, 0, 0])
-    drafter = DraftModel(backend, context_length=100, vocabulary=Text(draft, [], ToyTokenizer(MAIN).encode, token_map))
-    request = make_request(drafter, [0], 2, max_new_tokens=20)
-    assert drafter.reserve(request.sequence, 21)
-    say(request, 0)
-    assert drafter.propose([request.draft_request()])[0].token_ids == [1, 2]
-    say(request, 1, 2, 0, 0)
-    backend.calls.clear()
-    drafter.propose([request.draft_request()])
-    slot: Any = drafter._states[request.sequence].slot
-    assert slot.token_ids[:5] == [0, 0, 2, 0, 0]
-    assert backend.calls[0] == [2]  # and its own "a", which it had not read
