@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import make_dataclass
 from itertools import pairwise
@@ -183,6 +184,18 @@ def test_threads_write_the_same_value(tmp_path: Path) -> None:
     assert len(found) == 90
     assert all(each in values for each in found)
     assert [*tmp_path.iterdir()] == [file.path]
+
+
+def test_values_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    class Slow:
+        def __str__(self) -> str:
+            thread = threading.Thread(target=lambda: SavedValue(tmp_path, {}, Verdict).path, daemon=True)
+            thread.start()
+            thread.join(20)
+            assert not thread.is_alive()
+            return "slow"
+
+    assert SavedValue(tmp_path, {"of": Slow()}, Verdict).path
 
 
 def damaged_number(value: Any, new: Any) -> Any:

@@ -41,6 +41,12 @@ _FORMAT = 2  # of the files
 T = TypeVar("T")
 
 
+@functools.cache
+def _fields_of(kind: Any) -> str:
+    """A hash of a type's fields."""
+    return hashlib.sha256(msgspec.json.encode(msgspec.json.schema(kind))).hexdigest()[:8]
+
+
 @dataclass(frozen=True)
 class SavedValue(Generic[T]):
     """A value in a file of its own. key: everything that the value depends on. kind: the value's type.
@@ -61,11 +67,12 @@ class SavedValue(Generic[T]):
         """The file."""
         return self.folder / f"{hashlib.sha256(self._key.encode()).hexdigest()[:24]}.json"
 
-    @functools.cached_property
+    @property
     def _key(self) -> str:
-        schema = msgspec.json.encode(msgspec.json.schema(self.kind))
-        fields = hashlib.sha256(schema).hexdigest()[:8]
-        return json.dumps({**self.key, "fields": fields, "format": _FORMAT}, sort_keys=True, default=str)
+        """Not a `cached_property`: in Python 3.11 all values share its lock, and the garbage collector, which may run
+        while one has it, waits for threads of engines that read another."""
+        key = {**self.key, "fields": _fields_of(self.kind), "format": _FORMAT}
+        return json.dumps(key, sort_keys=True, default=str)
 
     def read(self) -> T | None:
         """The saved value; None if there is none, or the file is damaged.
