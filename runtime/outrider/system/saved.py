@@ -9,10 +9,10 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 import platformdirs
@@ -71,7 +71,7 @@ class SavedValue(Generic[T]):
     def _key(self) -> str:
         """Not a `cached_property`: in Python 3.11 all values share its lock, and the garbage collector, which may run
         while one has it, waits for threads of engines that read another."""
-        key = {**self.key, "fields": _fields_of(self.kind), "format": _FORMAT}
+        key = {**self.key, "fields": _fields_of(cast("Hashable", self.kind)), "format": _FORMAT}
         return json.dumps(key, sort_keys=True, default=str)
 
     def read(self) -> T | None:
