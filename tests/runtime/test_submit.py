@@ -10,7 +10,11 @@ import pytest
 
 import outrider
 from outrider.bundle import Bundle
+from outrider.decoding.idle import IdleJob
+from outrider.decoding.request_queue import RequestQueue
 from outrider.decoding.results import TextChunk
+from outrider.decoding.row_budget import RowBudget
+from outrider.testing import FakeBackend
 from toys import load_toy
 
 LONG: dict[str, Any] = {"max_new_tokens": 400, "ignore_eos": True}
@@ -100,6 +104,31 @@ def test_a_closed_engine_says_so_and_frees_its_models(openvino_bundle: Bundle) -
     del stream
     gc.collect()
     assert [model() for model in models] == [None, None]
+
+
+def test_garbage_collection_does_not_wait_for_the_worker() -> None:
+    """It may run in a thread that has a lock which the worker waits for."""
+    lock, began, ended = threading.Lock(), threading.Event(), threading.Event()
+    got: list[bool] = []
+
+    class Locking(IdleJob):
+        patience = 0.0
+
+        @property
+        def is_due(self) -> bool:
+            return not got
+
+        def go_on(self, *_: object) -> None:
+            began.set()
+            got.append(lock.acquire(timeout=20))
+            ended.set()
+
+    queue = RequestQueue(FakeBackend(99, seed=0), RowBudget(64), jobs=[Locking()])
+    with lock:
+        assert began.wait(60)
+        del queue
+    assert ended.wait(60)
+    assert got == [True]
 
 
 def test_requests_that_arrive_while_an_engine_closes_all_end(openvino_bundle: Bundle) -> None:

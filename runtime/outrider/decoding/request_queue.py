@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
@@ -53,8 +54,9 @@ class RequestQueue:
             prefixes.wake = partial(self._inbox.put, None)
         self._thread = threading.Thread(target=self._worker.work, name="outrider", daemon=True)
         self._thread.start()
-        # When this object is freed, or the interpreter ends: a daemon must not die during a device's call.
-        self._stop = weakref.finalize(self, _stop, self._inbox, self._thread, self._pid)
+        _WORKERS[self._thread] = self._inbox
+        # Garbage collection may run in any thread, which may have a lock that the worker waits for: nobody waits here.
+        self._stop = weakref.finalize(self, self._inbox.put, Stop())
 
     @property
     def is_open(self) -> bool:
@@ -83,7 +85,9 @@ class RequestQueue:
     def close(self) -> None:
         """End all requests with an error, and the worker. A second call does nothing."""
         check_process(self._pid)
-        self._stop()
+        if self._stop.alive:
+            self._stop()
+            _wait_for(self._thread)
         self._scheduler.main = None
 
     def settle(self) -> None:
@@ -187,9 +191,17 @@ class Submitted:
         return 0
 
 
-def _stop(inbox: Inbox, thread: threading.Thread, pid: int) -> None:
-    if os.getpid() != pid:
-        return  # a forked process does not have the thread
-    inbox.put(Stop())
+_WORKERS: weakref.WeakKeyDictionary[threading.Thread, Inbox] = weakref.WeakKeyDictionary()
+
+
+@atexit.register
+def _end_workers() -> None:
+    """At the interpreter's end: a daemon must not die during a device's call."""
+    for thread, inbox in list(_WORKERS.items()):
+        inbox.put(Stop())
+        _wait_for(thread)
+
+
+def _wait_for(thread: threading.Thread) -> None:
     if thread is not threading.current_thread():
         thread.join()
