@@ -123,8 +123,8 @@ def test_garbage_collection_does_not_wait_for_the_worker() -> None:
             got.append(lock.acquire(timeout=20))
             ended.set()
 
-    queue = RequestQueue(FakeBackend(99, seed=0), RowBudget(64), jobs=[Locking()])
     with lock:
+        queue = RequestQueue(FakeBackend(99, seed=0), RowBudget(64), jobs=[Locking()])
         assert began.wait(60)
         del queue
     assert ended.wait(60)
