@@ -21,7 +21,7 @@ def load_toy(bundle: Bundle, *, cache_size: float = 0.005, tokenizer: Any = None
 class _Steady(CallCost):
     """A cost that does not adapt: how fast a toy's calls are here must not decide whether it drafts."""
 
-    def follow(self, expected: float, seconds: float) -> None:
+    def observe(self, *_: object, **__: object) -> None:
         pass
 
 

@@ -222,7 +222,6 @@ def test_bad_requests(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     room = ("--cache-size", 0.0005)  # for some hundred tokens
     fails(capsys, 1, "holds .* tokens; .* Raise cache_size to", *generate, "word " * 900, *room)
     fails(capsys, 2, "no device 'XPU' here. Found: CPU", *generate, "hello", "--main-device", "XPU")
-    fails(capsys, 1, "has the weights of its GGUF file, Q4_1.*--weights int8", *generate, "hello", "--config", "npu")
     unknown = "CPU cannot compile main: it has no property 'PREF_COUNT'. Did you mean 'PERF_COUNT'?"
     fails(capsys, 1, re.escape(unknown) + "$", *generate, "hello", "--property", "PREF_COUNT=1")
     fails(capsys, 2, "no drafter 'draft' here", *generate, "hello", "--drafter", "draft")

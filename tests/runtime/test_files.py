@@ -28,7 +28,6 @@ ROUND = (
 SPAN = {"ts": 1, "dur": 1, "tokens": 2}
 TRACES = {name: f"[\n{LANE},\n{ROUND.format(**SPAN | {name: value})},\n]\n" for name, value in
           (("ts", "1e300"), ("dur", "-1"), ("tokens", '"two"'))}  # fmt: skip
-CHECK = '{"ph": "X", "pid": 1, "tid": 1, "name": "check", "cat": "device", "ts": 1, "dur": 1}'
 
 
 @pytest.mark.parametrize(
@@ -49,7 +48,6 @@ CHECK = '{"ph": "X", "pid": 1, "tid": 1, "name": "check", "cat": "device", "ts":
         ("trace", f"[\n{EVENT.format(tid=DIGITS, name=1)},\n]\n", "is not a trace of Outrider's"),
         ("trace", EVENT.format(tid=1, name='"é"').join("[]").encode("latin-1"), "is not a trace of Outrider's"),
         *(("trace", content, "is not a trace of Outrider's") for content in TRACES.values()),
-        ("trace", f"[\n{LANE},\n{CHECK},\n]\n", "is not a trace of Outrider's"),  # a check without its rows
         ("reference", b"\xe9", "it is not in UTF-8. Name a text file"),
     ],
 )

@@ -70,6 +70,5 @@ RULES = {
     "seconds_for": Rule(*_NUMBER, of_call=True),
     "num_unread": Rule(*_COUNT, of_call=True),
     "num_ahead": Rule(*_COUNT, of_call=True),
-    "follow": Rule(*_IGNORED, of_call=True),
     "guess": Rule("None, or a Guess with a chance from 0 to 1, a count and a token id", _is_guess, of_call=True),
 }
