@@ -23,6 +23,7 @@ from outrider.testing import FakeBackend
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy
 from outrider.types import NO_PROMPT, Committed, Draft, Drafter, DraftRequest, Noise, TokenSequence
 from outrider_bench.modes.ours import Shuffled
+from serving import wait_until
 from toys import in_threads
 
 VOCAB_SIZE = 6
@@ -406,7 +407,7 @@ def test_the_worker_ends_with_its_queue() -> None:
     next(stream)
     assert threading.active_count() == before + 1
     del queue, stream
-    assert threading.active_count() == before
+    wait_until(lambda: threading.active_count() == before, 60)
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf])

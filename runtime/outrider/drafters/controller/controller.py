@@ -86,7 +86,8 @@ class Controller(DraftPolicy):
         self._expected_check = 0.0  # seconds of this round's target pass
         self._ended: DraftRequest | None = None  # of the answer that ended last
         self._rows_before = main_cost.rule.num_rows([1])
-        self._ledger = Ledger(clock, lambda: main.seconds + sum(model.seconds for model in self._models.values()))
+        drafting = self._models  # not through `self`: a closed engine does not wait for the garbage collector
+        self._ledger = Ledger(clock, lambda: main.seconds + sum(model.seconds for model in drafting.values()))
         self._accounts: list[Account] = []  # of the answers of this round
         self._unlooked = 0  # rounds since copies were considered
         self._seconds: dict[int, dict[int, float]] = {}  # by context, and the rows of a call; see `Batch`
