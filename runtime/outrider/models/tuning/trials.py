@@ -145,7 +145,7 @@ def _tried(spec: ModelSpec, setting: Setting, best: Trial | None, reference: Ref
 def _timed(spec: ModelSpec, setting: Setting, backend: CompiledModel) -> Trial:
     """Time a request's calls."""
     calls = _MAIN_CALLS if spec.is_main else _DRAFT_CALLS
-    longest = spec.model.geometry.context_length
+    longest = spec.model.geometry.context_length - backend.capabilities.rows.num_spare
     within = {(count, context): (count, max(min(context, longest - count), 0)) for count, context in calls}
     found = time_calls(backend, [*within.values()], _PATIENCE)
     taken = {call: found[within[call]] for call in calls}
