@@ -153,7 +153,8 @@ def test_kept_weights_are_those_of_the_file(
     shape = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 4}
     checkpoint = make_checkpoint(name, tie_word_embeddings=tied, **shape)
     path = make_gguf(f"{name}-{quantisation}", checkpoint, quantisation=quantisation)
-    bundle = export_bundle(path, output=tmp_path / "bundle", weights="int4")
+    weights = "int8" if quantisation == "Q8_0" else "int4"
+    bundle = export_bundle(path, output=tmp_path / "bundle", weights=weights)
     expected = logits_of_gguf(path, checkpoint, gguf_name)
     found = logits_in(bundle, "main")
     error = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))

@@ -36,7 +36,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     path = tmp_path_factory.mktemp("taps")
     make, checkpoint = request.getfixturevalue("make_gguf"), request.getfixturevalue("tied")
     file = make(f"taps-{request.param}", checkpoint, quantisation=request.param)
-    bundle = export_bundle(file, output=path / "bundle", weights="int4")
+    bundle = export_bundle(file, output=path / "bundle", weights="fp16" if request.param == "Q8_0" else "int4")
     tensors = {
         tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in gguf.GGUFReader(file).tensors
     }

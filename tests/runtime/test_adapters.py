@@ -124,7 +124,7 @@ def f16(tmp_path_factory: pytest.TempPathFactory) -> Any:
                 weights[weight] = weights[weight] + change.astype(np.float32)
             save_file(weights, place / "model.safetensors")
         write_gguf(place / "model.gguf", place, "F16", "qwen2", {})
-        made = export_bundle(place / "model.gguf", output=place / "bundle", weights="int4")
+        made = export_bundle(place / "model.gguf", output=place / "bundle", weights="fp16")
         for folder in () if name else folders.values():
             made = add_adapter(made.folder, folder)
         return made
