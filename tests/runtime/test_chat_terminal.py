@@ -208,7 +208,7 @@ def test_a_pipe_ends_with_the_first_error(tiny: Path) -> None:
     assert done.returncode == 2
     assert done.stdout == ""
     (line,) = [each for each in done.stderr.splitlines() if not each.startswith("Loading ")]
-    assert line.startswith("outrider: There is no command /sead. Did you mean 'seed'?")
+    assert line.startswith("outrider: There is no command /sead. Did you mean 'set seed'?")
 
 
 def test_options_that_do_not_go_together(capsys: pytest.CaptureFixture[str]) -> None:
