@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Any, cast
 
 from outrider.decoding.idle import IdleJob, harmless
+from outrider.models.calls import teach
 from outrider.models.cost.measure import measure_change, measure_pass, timer
 from outrider.models.cost.slots import GaveWay, GivingWay
 from outrider.models.cost.stored import save_cost
@@ -124,7 +125,6 @@ class MeasureCosts(Measuring):
         self._made: dict[str, tuple[list[float], list[float]]] = {}  # by role, seconds of calls
         self._done: set[str] = set()  # roles whose costs were measured
         self._budgets: dict[str, float] = {}  # by role, seconds for calls beside answers
-        self.patience = _PATIENCE_SECONDS
 
     @property
     def is_due(self) -> bool:
@@ -195,7 +195,7 @@ def _call(model: LoadedModel, rows: Sequence[int], budget: float) -> float:
     uncounted = cast("Any", GivingWay(backend, lambda: False))
     with contextlib.suppress(AssertionError), timer(uncounted, cost.contexts[0] + first) as make:
         for _ in range(2):
-            began, steady = backend.seconds, backend.capabilities.steady
+            began = backend.seconds
             make(first, cost.contexts[0])
-            cost.observe([first], cost.contexts[0], backend.seconds - began, steady.current if steady else 0)
+            teach(cost, backend, backend.seconds - began, [(first, cost.contexts[0])], [])
     return price

@@ -69,8 +69,6 @@ class SavedValue(Generic[T]):
 
     @property
     def _key(self) -> str:
-        """Not a `cached_property`: in Python 3.11 all values share its lock, and the garbage collector, which may run
-        while one has it, waits for threads of engines that read another."""
         key = {**self.key, "fields": _fields_of(cast("Hashable", self.kind)), "format": _FORMAT}
         return json.dumps(key, sort_keys=True, default=str)
 

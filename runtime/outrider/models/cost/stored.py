@@ -55,9 +55,6 @@ def cost_of(
         cost.change = measure_change(backend, rows)
         if repeats or known is None or known.contexts[1] <= far:  # one that was measured with a larger cache stays
             file.write(cost)
-    if cost.change is None:  # it was measured on slices
-        cost.change = measure_change(backend, rows) / cost.scale
-        file.write(replace(cost, scale=1.0))
     cost.one_call, cost.rule = backend.capabilities.one_call, backend.capabilities.rows
     backend.keep_rows(cost)
     return cost
