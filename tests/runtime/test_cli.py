@@ -125,7 +125,7 @@ def test_tune_measures_what_fits_in_its_time() -> None:
     def engine(seconds: float) -> Any:
         return SimpleNamespace(costs={"main": CallCost((1, 4), (seconds, 2 * seconds), (seconds, 2 * seconds))})
 
-    whole = Work(6, 64, tuple(range(1, 9)), 15)
+    whole = Work(6, 64, tuple(range(1, 9)))
     fast, slow, slowest = (
         whole.within(120, engine(each), keep_prompts=False, keep_length=None) for each in (0.01, 0.1, 3.0)
     )
@@ -133,7 +133,7 @@ def test_tune_measures_what_fits_in_its_time() -> None:
     assert slow.seconds(engine(0.1)) <= 120 < whole.seconds(engine(0.1))
     assert slow.num_prompts >= 2
     assert slow.seconds(engine(0.1)) > 60
-    assert slowest == Work(2, 24, (2, 5), 3)
+    assert slowest == Work(2, 24, (2, 5))
     kept = whole.within(120, engine(0.1), keep_prompts=True, keep_length=64)
     assert (kept.num_prompts, kept.length, kept.lengths) == (6, 64, (2, 5))
 

@@ -96,10 +96,15 @@ def tune(
         raise OptionError(f"There is no drafter '{drafter}' here. {nearest(drafter, engine.drafters)}")
     length = config.generation.max_new_tokens or 0
     chosen, _ = fit_prompts(engine, chosen, length)
-    work = Work(len(chosen), length, tuple(range(1, LONGEST + 1)), REPEATS)
-    are_given = prompts is not None or per_category is not None
-    work = work.within(
-        60 * (minutes or MINUTES), engine, keep_prompts=are_given, keep_length=options.get("max_new_tokens")
+    seconds = 60 * (minutes or MINUTES)
+    with progress_line("Timing the models' calls.", quiet=as_json):
+        repeats = int(seconds / 4 / max(_seconds_of_calls(engine), 1e-9))
+        engine.measure_costs(max(min(REPEATS, repeats), _FEWEST_REPEATS))  # and plan with what they take now
+    work = Work(len(chosen), length, tuple(range(1, LONGEST + 1))).within(
+        seconds * 3 / 4,
+        engine,
+        keep_prompts=prompts is not None or per_category is not None,
+        keep_length=options.get("max_new_tokens"),
     )
     chosen, lengths = chosen[: work.num_prompts], work.lengths
     config = dataclasses.replace(config, generation=config.generation.replace(max_new_tokens=work.length))
@@ -107,8 +112,6 @@ def tune(
     tasks = encode_prompts(chosen, engine.tokenizer)
     if not as_json:
         _announce(work, engine, drafter)
-    with progress_line("Timing the models' calls.", quiet=as_json):
-        engine.measure_costs(work.repeats)
     with progress_bar("answers measured", len(chosen) * len(modes), quiet=as_json) as advance:
         warm_up(modes, tasks, config.generation)
         records = measure(modes, tasks, config.generation, record=lambda _: advance())
@@ -189,21 +192,18 @@ class Work:
     num_prompts: int
     length: int
     lengths: tuple[int, ...]
-    repeats: int  # of every timed call
 
     def seconds(self, engine: Engine) -> float:
         """About how long it takes where drafts gain nothing, with one prompt in each mode to warm up."""
         answers = (self.num_prompts + 1) * (2 + len(self.lengths))
-        return self.repeats * _seconds_of_calls(engine) + answers * self.length * engine.costs["main"](1)
+        return answers * self.length * engine.costs["main"](1)
 
     def within(self, seconds: float, engine: Engine, *, keep_prompts: object, keep_length: object) -> Work:
         """The most of it that fits in so many seconds; the least if nothing does."""
-        repeats = int(seconds / 4 / max(_seconds_of_calls(engine), 1e-9))
-        repeats = max(min(self.repeats, repeats), _FEWEST_REPEATS)
         prompts = [self.num_prompts] if keep_prompts else range(min(2, self.num_prompts), self.num_prompts + 1)
         answers = [self.length] if keep_length else [min(self.length, n) for n in (24, 32, 48, 64)]
         choices = [
-            Work(num_prompts, length, lengths, repeats)
+            Work(num_prompts, length, lengths)
             for num_prompts in prompts
             for length in answers
             for lengths in (self.lengths, (1, 2, 4, 8), (2, 5))
@@ -222,7 +222,7 @@ def _announce(work: Work, engine: Engine, drafter: str) -> None:
     counts = ", ".join(map(str, work.lengths))
     num_modes = 2 + len(work.lengths)
     err.print(
-        f"tune times the models' calls, then answers {work.num_prompts} prompts in {num_modes} modes: plain decoding, "
+        f"tune answers {work.num_prompts} prompts in {num_modes} modes: plain decoding, "
         f"{engine.config.generation.drafter}, and {counts} draft tokens of {drafter}. That is "
         f"{work.num_prompts * num_modes} answers of up to {work.length} tokens, about "
         f"{max(round(work.seconds(engine) / 60), 1)} min. --minutes measures longer."
