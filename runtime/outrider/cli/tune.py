@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
 LONGEST = 8
 MINUTES = 2.0
-REPEATS = 15  # of every timed call, or fewer where these would take more than a quarter of the time
-_FEWEST_REPEATS = 3
+REPEATS, _FEWEST_REPEATS = 15, 3  # of every timed call, in a quarter of the time
 
 
 @click.command()
@@ -98,14 +97,10 @@ def tune(
     chosen, _ = fit_prompts(engine, chosen, length)
     seconds = 60 * (minutes or MINUTES)
     with progress_line("Timing the models' calls.", quiet=as_json):
-        repeats = int(seconds / 4 / max(_seconds_of_calls(engine), 1e-9))
-        engine.measure_costs(max(min(REPEATS, repeats), _FEWEST_REPEATS))  # and plan with what they take now
-    work = Work(len(chosen), length, tuple(range(1, LONGEST + 1))).within(
-        seconds * 3 / 4,
-        engine,
-        keep_prompts=prompts is not None or per_category is not None,
-        keep_length=options.get("max_new_tokens"),
-    )
+        engine.measure_costs(_repeats(engine, seconds / 4))  # what fits is planned with these
+    work = Work(len(chosen), length, tuple(range(1, LONGEST + 1)))
+    are_given = prompts is not None or per_category is not None
+    work = work.within(seconds * 3 / 4, engine, keep_prompts=are_given, keep_length=options.get("max_new_tokens"))
     chosen, lengths = chosen[: work.num_prompts], work.lengths
     config = dataclasses.replace(config, generation=config.generation.replace(max_new_tokens=work.length))
     modes = make_modes(["plain", auto, *(f"{drafter}:{n}" for n in lengths)], engine, forgets=True)
@@ -212,9 +207,10 @@ class Work:
         return [choices[0], *(each for each in choices if each.seconds(engine) <= seconds)][-1]
 
 
-def _seconds_of_calls(engine: Engine) -> float:
-    """Seconds of each call that is timed, once."""
-    return sum(sum(cost.near) + sum(cost.far) for cost in engine.costs.values())
+def _repeats(engine: Engine, seconds: float) -> int:
+    """How often each call is timed in so many seconds."""
+    of_each_once = sum(sum(cost.near) + sum(cost.far) for cost in engine.costs.values())
+    return max(min(REPEATS, int(seconds / max(of_each_once, 1e-9))), _FEWEST_REPEATS)
 
 
 def _announce(work: Work, engine: Engine, drafter: str) -> None:
