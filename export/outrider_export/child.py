@@ -19,10 +19,11 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
 from outrider.errors import ExportError
+from outrider.system import saved
 from outrider.system.watch import LimitWatch
 from outrider_export.progress import Progress
 
@@ -78,6 +79,45 @@ def run_child(module: str, job: dict[str, Any], what: str, progress: Progress) -
         killed = f"its process was killed, perhaps because memory ran out: {last}"
         reason = final.get("error") or (killed if code == -9 else f"its process ended with code {code}: {last}")
         raise ExportError(f"{what}: {reason}") from ChildFailed(text)
+
+
+def begin_beside(module: str, arguments: Sequence[Any]) -> Callable[[], bool]:
+    """Run `python -m module`, which calls `work_beside`, in a process that goes on when this one ends.
+
+    Returns what says whether it has ended, and raises ExportError if it failed.
+    """
+    log = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as anybody may ask
+    child = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+        [sys.executable, "-P", "-m", module, json.dumps(arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=log,
+        env={**os.environ, "OUTRIDER_CACHE": str(saved.FOLDER), "PYTHONUTF8": "1"},
+        start_new_session=True,
+        creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0) | getattr(subprocess, "IDLE_PRIORITY_CLASS", 0),
+    )
+
+    def has_ended() -> bool:
+        if child.poll():
+            log.seek(0)
+            text = log.read().decode("utf-8", "replace").strip()
+            raise ExportError(text.splitlines()[-1] if text else f"its process ended with code {child.returncode}")
+        return child.returncode == 0
+
+    return has_ended
+
+
+def work_beside(work: Callable[..., object]) -> None:
+    """The child of `begin_beside`: call `work` with the arguments, when no other process needs the processors."""
+    with contextlib.suppress(OSError):
+        if sys.platform == "linux":
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        elif sys.platform != "win32":  # there, the parent has said it
+            os.nice(19)
+    try:
+        work(*json.loads(sys.argv[1]))
+    except Exception as error:
+        sys.exit(_one_line(error))
 
 
 def _listen(child: subprocess.Popen[str], job: dict[str, Any], progress: Progress) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -253,6 +254,16 @@ def test_the_main_model_answers_before_the_draft_model_is_converted(
     weights = [each.model_path(each.manifest.main).with_suffix(".bin") for each in (first, pair)]
     assert weights[0].samefile(weights[1])
     assert opened(file, files[1])[0] == pair
+
+
+def test_a_draft_model_is_converted_to_the_end_though_the_program_ends(
+    file: Path, files: list[Path], folder: Path
+) -> None:
+    outrider.load(file, draft=files[1], measure="idle", cache_size=0.01).close()
+    while not any((folder / "bundles").glob("model-pair-*.json")):
+        time.sleep(0.1)
+    with outrider.load(file, draft=files[1], measure="idle", cache_size=0.01) as engine:
+        assert engine.bundle.manifest.drafters
 
 
 @pytest.mark.parametrize("options", [

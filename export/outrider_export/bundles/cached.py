@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from outrider.system.together import start
 from outrider.version import __version__
 from outrider_export.bundles.bundle_cache import BundleCache, CachedSource
 from outrider_export.bundles.find_draft import AUTO, find_draft
+from outrider_export.child import begin_beside, work_beside
 from outrider_export.describe.plan import DEFAULT_WEIGHTS, SMALL_DRAFT
 from outrider_export.progress import ForModel, Progress, Silent
 from outrider_export.sources.content import absolute, check_unchanged, content_of, stamps_of
@@ -64,10 +66,9 @@ def cached_bundle(
     if (geometry := planned.result()) is None:
         return wanted.get()
 
-    def make(quiet: bool) -> Bundle:
-        return dataclasses.replace(wanted, progress=Silent() if quiet else _Reported()).get()
-
-    return dataclasses.replace(alone, pair=PairToMake(geometry, make))
+    make = dataclasses.replace(wanted, progress=_Reported()).get
+    names = str(wanted.main), str(wanted.draft), for_this_machine
+    return dataclasses.replace(alone, pair=PairToMake(geometry, make, partial(begin_beside, __name__, names)))
 
 
 def _find(main: str | Path, draft: str | Path | None, for_this_machine: bool, progress: Progress) -> Bundle | _Wanted:
@@ -217,3 +218,7 @@ class _Reported(Silent):
 
     def note(self, text: str) -> None:
         report(text)
+
+
+if __name__ == "__main__":
+    work_beside(lambda main, draft, for_this_machine: cached_bundle(main, draft, for_this_machine=for_this_machine))

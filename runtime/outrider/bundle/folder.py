@@ -48,10 +48,15 @@ _AGAIN = "Export the bundle again."
 
 @dataclass(frozen=True)
 class PairToMake:
-    """A pair that is not converted yet. make: converts its draft model, quietly if True, and gives its bundle."""
+    """A pair whose draft model is not converted yet.
+
+    make: converts it, if that was not done, and gives the pair's bundle. begin: converts it in another process, which
+    goes on when this one ends; what it returns says whether that has ended, and raises ExportError if it failed.
+    """
 
     draft: Geometry
-    make: Callable[[bool], Bundle]
+    make: Callable[[], Bundle]
+    begin: Callable[[], Callable[[], bool]]
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,4 @@ def load_model(bundle: Bundle, config: Config, **options: Any) -> Engine:
     from outrider.engine.engine import load
 
     with progress_line(f"Loading {bundle.folder.name}.", quiet=True):
-        engine = load(bundle, config, **options)
-    if engine.bundle.pair is not None:
-        context, finishing = click.get_current_context(), progress_line("The draft model is converted, once.")
-        context.call_on_close(finishing(lambda: engine.draft_models))
-        context.call_on_close(engine.close)  # before that: it need not be compiled
-    return engine
+        return load(bundle, config, **options)

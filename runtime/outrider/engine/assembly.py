@@ -177,7 +177,7 @@ def whole_if_needed(bundle: Bundle, config: Config) -> Bundle:
         return bundle
     main = specs_of(bundle, bundle, ())[0].on("CPU", config.device)
     can_wait = config.drafts_may_join and config.device.draft_bundle is None and main.answers_first
-    return bundle if can_wait else bundle.pair.make(False)
+    return bundle if can_wait else bundle.pair.make()
 
 
 def _come_later(main: ModelSpec, drafts: Sequence[ModelSpec], config: Config, device: DeviceConfig) -> list[ModelSpec]:

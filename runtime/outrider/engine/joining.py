@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
 
 PENDING = "draft"  # the name of a draft model that is not converted yet
 _HEAD_START_SECONDS, _LOOK_SECONDS = 1.0, 0.02  # for the first request, if there is one
-_NICENESS = 10  # of a conversion: an answer that runs beside it keeps nine tenths of the processor
 
 
 @dataclass(frozen=True)
@@ -56,8 +53,8 @@ class Joining:
         """Load these models, one after the other, in a thread that ends with them; or convert and load a pair's."""
         finds = {spec.role: partial(spec.on, "CPU", device) for spec in specs}
         if bundle.pair is not None:
-            report("The draft model is converted while the engine answers.")
-            finds[PENDING] = partial(_converted, bundle, bundle.pair, device)
+            report("The draft model is converted beside the answers, and to the end if the program ends before that.")
+            finds[PENDING] = partial(_converted, bundle, bundle.pair, device, self.queue)
         self.preparation.registry.loading = {role: Event() for role in finds}
         pool = ThreadPoolExecutor(1, thread_name_prefix="outrider-joining")
         for role, find in finds.items():
@@ -111,15 +108,13 @@ class Joining:
             time.sleep(_LOOK_SECONDS)
 
 
-def _converted(bundle: Bundle, to_make: PairToMake, device: DeviceConfig) -> ModelSpec:
-    """The draft model of the pair that a bundle belongs to. It is converted now, and gives way to answers."""
-    with ThreadPoolExecutor(1, initializer=_give_way) as pool:
-        pair = pool.submit(to_make.make, True).result()
+def _converted(bundle: Bundle, to_make: PairToMake, device: DeviceConfig, queue: RequestQueue) -> ModelSpec:
+    """The draft model of the pair that a bundle belongs to. The next start has what is converted after the end."""
+    has_ended = to_make.begin()
+    while not has_ended():
+        if not queue.is_open:
+            raise EngineClosed
+        time.sleep(_LOOK_SECONDS)
+    pair = to_make.make()
     (spec,) = specs_of(bundle, pair, draft_models_of(pair, bundle))[1]
     return spec.on("CPU", device)
-
-
-def _give_way() -> None:
-    """Give this thread, and the processes that it starts, a low priority, where a thread has one of its own."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
