@@ -110,7 +110,7 @@ class Bars:
 
     def __init__(self, *, quiet: bool) -> None:
         self.notes: list[str] = []
-        columns = (TextColumn("{task.description:<15}"), BarColumn(), TimeElapsedColumn(), _Size())
+        columns = (TextColumn("{task.description:<15}"), _Bar(), TimeElapsedColumn(), _Size())
         self._bars = _Bars(*columns, console=err, disable=quiet or not err.is_terminal)
         self._quiet = quiet
         self._task: TaskID | None = None
@@ -171,6 +171,13 @@ class _Bars(Progress):
             yield self.make_tasks_table(self.tasks)
         if self.line:
             yield Text(self.line, no_wrap=True, overflow="ellipsis")
+
+
+class _Bar(BarColumn):
+    """A bar for what goes on."""
+
+    def render(self, task: Task) -> RenderableType:  # type: ignore[override]
+        return Text("done", style="dim") if task.finished else super().render(task)
 
 
 class _Size(ProgressColumn):

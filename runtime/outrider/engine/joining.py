@@ -18,7 +18,7 @@ from outrider.models.cost.measure import timer
 from outrider.models.cost.stored import cost_of
 from outrider.models.tuning.loading import compile_checked
 from outrider.models.tuning.model_spec import specs_of
-from outrider.system.progress import report
+from outrider.system.progress import report, report_details
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,7 +56,7 @@ class Joining:
             report("The draft model is converted beside the answers, and to the end if the program ends before that.")
             finds[PENDING] = partial(_converted, bundle, bundle.pair, device, self.queue)
         self.preparation.registry.loading = {role: Event() for role in finds}
-        pool = ThreadPoolExecutor(1, thread_name_prefix="outrider-joining")
+        pool = ThreadPoolExecutor(1, "outrider-joining", report_details)
         for role, find in finds.items():
             pool.submit(self._load, role, find, self.preparation.registry.loading[role])
         pool.shutdown(wait=False)

@@ -9,11 +9,12 @@ from contextvars import ContextVar
 
 log = logging.getLogger("outrider")
 _listener: ContextVar[Callable[[str], object] | None] = ContextVar("listener", default=None)
+_level: ContextVar[int] = ContextVar("level", default=logging.INFO)
 
 
 def report(message: str) -> None:
     """Say what is done now, in one line."""
-    log.info("%s", message)
+    log.log(_level.get(), "%s", message)
     if called := _listener.get():
         called(message)
 
@@ -26,3 +27,8 @@ def listener(called: Callable[[str], object] | None) -> Iterator[None]:
         yield
     finally:
         _listener.reset(token)
+
+
+def report_details() -> None:
+    """What this thread does from now on is a detail, as it runs beside answers that are printed."""
+    _level.set(logging.DEBUG)
