@@ -1,8 +1,6 @@
 """Chat templates are not trusted: none ends or hangs the process. Special tokens in contents can be read as text."""
 
 import json
-import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,10 +9,11 @@ import pytest
 
 from family_templates import FAMILIES
 from outrider.errors import RequestError
-from outrider.inputs.text import Tokenizer, template_limits
+from outrider.inputs.text import Tokenizer, template_use
 from outrider.inputs.text.chat_template import ChatTemplates
 from outrider.inputs.text.special_tokens import parts_of, without_special
 from outrider.inputs.tools.formats import HERMES, ToolFormat
+from outrider.system import children
 
 ASKING = [{"role": "user", "content": "Hi"}]
 DOUBLED = (
@@ -30,52 +29,22 @@ BEYOND = {
     "macro": "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
     "recursive loop": "{% for a in [[1]] recursive %}{{ loop([[1]]) }}{% endfor %}",
     "block": "{% block a %}{{ self.a() }}{% endblock %}",
-    "nots": "{% if " + "not " * 20_000 + "true %}{% endif %}",
     "brackets": "{{ " + "(" * 20_000 + "1" + ")" * 20_000 + " }}",
-    "lists": "{{ " + "[" * 5_000 + "]" * 5_000 + " }}",
-    "signs": "{{ " + "-" * 20_000 + "1 }}",
     "chain": "{{ " + "1+" * 2_000 + "1 }}",
-    "filters": "{{ 1" + "|d" * 2_000 + " }}",
-    "blocks": "{% if 1 %}" * 2_000 + "{% endif %}" * 2_000,
     "long": "a" * 300_000,
     "times": "{{ 'a' * 10 ** 9 }}",
-    "list times": "{{ [1] * 1000000000 }}",
-    "printf": '{{ "%1000000000d" % 1 }}',
-    "printf, given": '{{ "%*d" % (1000000000, 1) }}',
-    "format": "{{ '{:1000000000}'.format(1) }}",
-    "format, given": "{{ '{:{}}'.format(1, 1000000000) }}",
-    "filter format": "{{ '%1000000000d' | format(1) }}",
     "doubled text": DOUBLED.format("'a'", "n.x ~ n.x"),
-    "doubled sum": DOUBLED.format("'a'", "n.x + n.x"),
-    "doubled list": DOUBLED.format("[1]", "[n.x, n.x]"),
-    "doubled tuple": DOUBLED.format("(1,)", "(n.x, n.x)") + "{{ {n.x: 1} }}",
     "deep tuple": DOUBLED.format("(1,)", "(n.x,)").replace("100", "9999") + "{{ {n.x: 1} }}",
     "deep in scopes": "".join(f"{{% with a{i + 1} = (a{i}, a{i}) %}}" for i in range(60))
     + "{{ a60 }}"
     + "{% endwith %}" * 60,
-    "deep in macros": "{% macro f(x, n) %}{{ f([x, x], n - 1) if n else x }}{% endmacro %}{{ f(1, 60) }}",
-    "squares": DOUBLED.format("9", "n.x * n.x"),
     "power": "{{ 9 ** (9 ** 9) }}",
-    "digits": "{{ (('f' * 4000000) | int(base=16)) // (('e' * 2000000) | int(base=16)) }}",
     "replace": "{{ ('a' * 100000) | replace('a', 'b' * 100000) }}",
-    "replace, empty": "{{ ('a' * 100000).replace('', 'b' * 100000) }}",
-    "join": "{{ range(100000) | join('b' * 100000) }}",
     "center": "{{ 'a' | center(1000000000) }}",
-    "zfill": "{{ 'a'.zfill(1000000000) }}",
-    "marked as safe": "{{ ('a' | safe).center(1000000000) }}",
-    "batch": "{{ [1] | batch(1000000000, 'x') | list }}",
-    "slice": "{{ [1] | slice(1000000000) | list }}",
-    "indent": "{{ ('\n' * 100000) | indent(100000) }}",
-    "round": "{{ 5 | round(100000000, 'floor') }}",
     "output": LARGE + "{% for i in range(100000) %}{{ a }}{% endfor %}",
-    "output of a macro": LARGE + "{% macro m() %}{% for i in range(9999) %}{{ a }}{% endfor %}{% endmacro %}{{ m() }}",
     "text of a list": LARGE + "{{ [a, a, a, a] }}",
-    "JSON": LARGE + "{{ [a, a, a, a] | tojson }}",
     "JSON, indented": "{{ [[1] * 1000] | tojson(indent=100000) }}",
-    "sort": LARGE + "{{ [a, a, a, a] | sort }}",
-    "sum": "{{ ([[1]] * 100000) | sum(start=[]) | length }}",
     "search": "{{ ('a' * 4000000).rfind('ab' ~ 'a' * 2000000) }}",
-    "date": "{{ strftime_now('%Y' * 100000) }}",
 }
 REFUSED = {
     "class": "{{ ''.__class__.__mro__ }}",
@@ -86,11 +55,6 @@ REFUSED = {
     "format": "{{ '{0.__class__.__mro__}'.format('') and '{0.__class__.a}'.format('').x.y }}",
     "append": "{{ messages.append(1) }}",
     "bytes": "{{ (1).to_bytes(1000000000, 'big') }}",
-    "encode": "{{ 'a'.encode() }}",
-    "urlize": "{{ ('a@' ~ 'a.' * 100000 ~ '!') | urlize }}",
-    "lipsum": "{{ lipsum(n=100000000) }}",
-    "translate": "{{ 'a'.translate({97: 'b'}) }}",
-    "expandtabs": "{{ ('\t' * 100000).expandtabs(100000) }}",
     "file": "{% include '/etc/passwd' %}",
     "import": "{% import 'os' as os %}",
 }
@@ -101,7 +65,8 @@ def render(template: str, messages: Any = ASKING) -> str:
 
 
 @pytest.mark.parametrize("name", BEYOND)
-def test_templates_beyond_a_limit_are_refused(name: str) -> None:
+def test_templates_beyond_a_limit_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_use, "RENDER_SECONDS", 0.5)
     begin = time.monotonic()
     with pytest.raises(
         RequestError, match=r"template exceeds a limit: it.*[a-z0-9]\. Check where the model comes from, or"
@@ -112,7 +77,7 @@ def test_templates_beyond_a_limit_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", SLOW)
 def test_templates_that_take_long_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_limits, "RENDER_SECONDS", 0.05)
+    monkeypatch.setattr(template_use, "RENDER_SECONDS", 0.05)
     with pytest.raises(RequestError, match="exceeds a limit: it takes more than"):
         render(SLOW[name])
 
@@ -170,28 +135,13 @@ def test_roles_that_a_template_does_not_know_are_refused() -> None:
         render(FAMILIES["gemma2"], [ANSWER, USER])
 
 
-def test_limits_do_not_rest_on_pythons_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some libraries raise the recursion limit, and other threads have small stacks."""
-    before = sys.getrecursionlimit()
-    failed: list[str] = []
-
-    def work() -> None:
-        for name in (
-            "macro", "recursive loop", "block", "nots", "brackets", "lists", "signs", "chain", "filters", "blocks",
-        ):  # fmt: skip
-            try:
-                render(BEYOND[name])
-            except RequestError:
-                failed.append(name)
-
-    sys.setrecursionlimit(1_000_000)
-    try:
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-    finally:
-        sys.setrecursionlimit(before)
-    assert len(failed) == 10
+def test_where_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an app that is frozen into one file."""
+    monkeypatch.setattr(children, "child_command", lambda _: None)
+    monkeypatch.setattr(template_use, "_pool", lambda _: children.ChildPool("outrider.inputs.template_child"))
+    assert render("{{ messages[0].content }}") == "Hi"
+    with pytest.raises(RequestError, match="exceeds a limit: it is nested, or calls itself, too deeply"):
+        render(BEYOND["brackets"])
 
 
 def test_honest_templates_are_within_the_limits() -> None:

@@ -16,8 +16,9 @@ from grammars import EOS, SCHEMAS, VOCAB_SIZE, make_request, new_grammars
 from in_the_loop import run
 from outrider.decoding.answer import Answer
 from outrider.errors import EngineClosed, NoTokenLeft, OptionError
+from outrider.system import children
 from outrider.testing import FakeBackend
-from outrider.tokens.grammar import GrammarLimits, Grammars, GrammarSource, trials
+from outrider.tokens.grammar import GrammarLimits, Grammars, GrammarSource
 from outrider.types import Draft, Drafter
 
 ATTACK = GrammarSource("grammar", "start: A\nA: " + " & ".join(f"/(?s:.*)w{i}(?s:.*)/" for i in range(26)))
@@ -77,7 +78,7 @@ def test_a_grammar_beyond_a_limit_is_refused(
     assert grammars.is_quick(ATTACK)
     assert grammars.new_state(DEAR[0]).num_allowed([]) == 0
     assert len(grammars.trials.process_ids) == 1
-    monkeypatch.setattr(grammars.trials, "check", None)
+    monkeypatch.setattr(grammars.trials, "ask", None)
     with pytest.raises(OptionError, match=says):
         grammars.new_state(ATTACK)
     assert not grammars.is_quick(DEAR[1])
@@ -117,7 +118,7 @@ def test_a_task_that_is_cancelled_ends_its_compilation(tiny: Path) -> None:
     pytest.importorskip("llguidance", reason="the extra [structured]")
     with outrider.load(tiny, cache_size=0.02, keep_records=False) as engine:
         grammars: Any = engine._preparation.grammars
-        grammars.trials._limits = PATIENT
+        grammars._compiler._limits = PATIENT
 
         async def leave() -> None:
             task = asyncio.create_task(engine.agenerate("hello", grammar=ATTACK.text))
@@ -132,7 +133,7 @@ def test_a_task_that_is_cancelled_ends_its_compilation(tiny: Path) -> None:
 
 def test_where_no_process_can_be_started(make: Callable[..., Grammars], monkeypatch: pytest.MonkeyPatch) -> None:
     """In an app that is frozen into one file."""
-    monkeypatch.setattr(trials, "child_command", lambda _: None)
+    monkeypatch.setattr(children, "child_command", lambda _: None)
     assert make(QUICK).new_state(DEAR[0])
 
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from outrider.errors import RequestError, one_line
 from outrider.inputs.text.special_tokens import text_of
-from outrider.inputs.text.template_limits import TemplateLimit
-from outrider.inputs.text.template_sandbox import compiled, render
+from outrider.inputs.text.template_use import TemplateLimit, TemplateRefusal, render
 from outrider.inputs.text.turns import TOLD, TOLD_OF_TOOLS, joined_turns, told_of_tools, without_system
 
 TEMPLATE_FILE, TEMPLATE_FOLDER = "chat_template.jinja", "additional_chat_templates"
@@ -154,18 +153,13 @@ class ChatTemplates:
             **given,
         }
         try:
-            return render(compiled(source), variables, len(json.dumps([messages, variables["tools"], given])))
+            return render(source, variables)
         except TemplateLimit as error:
             raise RequestError(
                 f"The model's chat template exceeds a limit: {one_line(error)}. Check where the model comes from, or "
                 "give the prompt as text with chat_template=False."
             ) from error
-        except RecursionError as error:
-            raise RequestError(
-                "The model's chat template exceeds a limit: it is nested, or calls itself, too deeply. Check where the "
-                "model comes from, or give the prompt as text with chat_template=False."
-            ) from error
-        except Exception as error:
+        except (TemplateRefusal, TypeError, ValueError) as error:
             if given.get(_EFFORT) == _NO_EFFORT:  # of a template that knows degrees alone
                 others = {name: value for name, value in given.items() if name != _EFFORT}
                 return self._rendered(source, messages, tools, answering, others)

@@ -9,13 +9,13 @@ from threading import Event, Lock
 from typing import TYPE_CHECKING
 
 from outrider.errors import BundleError, EngineClosed, OptionError, needs
+from outrider.system.children import POLL_SECONDS, ChildPool, ClientLeft
 from outrider.system.files import reading
 from outrider.tokens.grammar.child import Start
 from outrider.tokens.grammar.compiler import CompiledGrammar, GrammarCompiler
 from outrider.tokens.grammar.limits import GrammarLimits
 from outrider.tokens.grammar.matcher import new_tokenizer
 from outrider.tokens.grammar.state import GrammarState, first_line
-from outrider.tokens.grammar.trials import POLL_SECONDS, ClientLeft, Trials
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,7 +60,8 @@ class Grammars:
         self._tools: tuple[LLTokenizer, LLExecutor] | None = None
         self._entries: OrderedDict[GrammarSource, _Entry] = OrderedDict()
         self._refused: OrderedDict[bytes, str] = OrderedDict()
-        self.trials = Trials(Start(str(self._path.absolute()), vocab_size, eos_token_ids), self.limits)
+        start = Start(str(self._path.absolute()), vocab_size, eos_token_ids)
+        self.trials = ChildPool("outrider.tokens.grammar.child", start)
         self._compiler = GrammarCompiler(self.trials, self.limits)
         self.threads = ThreadPoolExecutor(_NUM_THREADS, "outrider grammars")
 

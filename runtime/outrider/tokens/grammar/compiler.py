@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from outrider.errors import OptionError
+from outrider.system.children import ChildPool, ClientLeft, NoChild
 from outrider.system.guard import is_interrupt
-from outrider.tokens.grammar.child import GrammarVerdict
+from outrider.tokens.grammar.child import GrammarTrial, GrammarVerdict
 from outrider.tokens.grammar.limits import GrammarLimits, check_length
 from outrider.tokens.grammar.matcher import new_matcher
 from outrider.tokens.grammar.state import first_line
-from outrider.tokens.grammar.trials import ClientLeft, NoChild, Trials
 
 if TYPE_CHECKING:
     from threading import Event
@@ -40,7 +40,7 @@ class GrammarCompiler:
     The trial ends at a limit. What passes is compiled again here: llguidance has no compiled form that can be sent.
     """
 
-    def __init__(self, trials: Trials, limits: GrammarLimits) -> None:
+    def __init__(self, trials: ChildPool, limits: GrammarLimits) -> None:
         self._trials, self._limits = trials, limits
 
     def compile(self, tokenizer: LLTokenizer, source: GrammarSource, gone: Event | None) -> CompiledGrammar:
@@ -76,8 +76,11 @@ class GrammarCompiler:
 
     def _try(self, tokenizer: LLTokenizer, source: GrammarSource, gone: Event | None) -> CompiledGrammar:
         limits = self._limits
+        trial = GrammarTrial(
+            option=source.option, text=source.text, seconds=limits.compile_seconds, memory=limits.compile_memory
+        )
         try:
-            verdict = self._trials.check(source, gone)
+            verdict = self._trials.ask(trial, GrammarVerdict, gone)
         except NoChild as error:
             log.warning("Grammars are compiled without limits of time and memory: %s.", error)
             return CompiledGrammar(_compile(tokenizer, source))
