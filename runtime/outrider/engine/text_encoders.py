@@ -49,6 +49,7 @@ class _TextEncoder:
     """What both have: a bundle of their kind, a tokenizer, and calls one after the other."""
 
     kind: TextEncoderKind
+    has_failed = False  # what a device has failed to do is tried again
 
     def __init__(self, model: str | Path | Bundle, device: str = "CPU") -> None:
         bundle = open_bundle(model)
@@ -67,6 +68,11 @@ class _TextEncoder:
 
     def _load(self, folder: Path, device: str, entry: TextEncoderEntry) -> None:
         raise NotImplementedError
+
+    @property
+    def is_working(self) -> bool:
+        """Whether it is open."""
+        return self._pipeline is not None
 
     def close(self) -> None:
         """Free the model."""

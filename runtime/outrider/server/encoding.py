@@ -165,12 +165,12 @@ def _texts_of(given: str | list[str | int | list[int]]) -> list[str | list[int]]
 
 async def _run(service: Service, request: Request, model: TextEncoder, work: Callable[[Any, Event], Made]) -> Made:
     """What a model makes, in a place of the queue. A client that leaves, or the time limit, ends it after a call."""
-    cancel, encoders = Event(), service.models.encoders
+    cancel = Event()
     try:
         async with (
             asyncio.timeout(service.settings.request_seconds),
             service.queue.places(1),
-            encoders.use(model) as encoder,
+            service.models.use(model) as encoder,
         ):
             return await unless_gone(asyncio.to_thread(work, encoder, cancel), request.receive)
     except TimeoutError as error:

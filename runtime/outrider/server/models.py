@@ -8,66 +8,42 @@ import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from outrider.bundle import Bundle
 from outrider.bundle.kinds import COPYING
-from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.config import Config
 from outrider.engine.engine import Engine
 from outrider.engine.opening import open_bundle
-from outrider.errors import OptionError, RequestError, nearest, one_line
+from outrider.errors import OptionError, nearest, one_line
 from outrider.inputs.reasoning import ReasoningFormat
 from outrider.inputs.text.chat_template import ChatTemplates
 from outrider.inputs.tools import ToolFormat
 from outrider.server.errors import ApiError
 from outrider.server.logprobs import TokenTexts
 from outrider.server.protocol.responses import ModelInfo
-from outrider.server.text_encoders import TextEncoder, TextEncoders, fingerprint_of
+from outrider.server.served import Loaded, ServedBundle
+from outrider.server.text_encoders import TextEncoder, TextEncoders
 from outrider.system.memory import return_free_pages
-from outrider.system.progress import listener
 
 log = logging.getLogger("outrider.server")
 
 
-@dataclass(eq=False)
-class Model:
-    """A bundle that is served under a name. engine: while it is loaded."""
+class Model(ServedBundle[Engine]):
+    """A bundle whose model writes. texts: of the engine's tokens."""
 
-    name: str
-    bundle: Bundle
-    config: Config
-    engine: Engine | None = None
-    texts: TokenTexts = field(init=False)  # the engine's
-    loading: asyncio.Task[None] | None = None
-    progress: str = ""  # of the load that is under way
-    given_up: bool = False  # the load ends at its next step
-    closing: asyncio.Lock = field(default_factory=asyncio.Lock)  # while an engine that nobody uses gives up its memory
-    num_users: int = 0  # those that wait for the engine, too
-    num_answered: int = 0  # users that have the engine
-    unused: asyncio.Event = field(default_factory=asyncio.Event)  # set when the last of them leaves
-    last_used: float = 0.0  # time.monotonic
+    texts: TokenTexts
 
-    def load(self) -> None:
-        """Load the engine. Takes seconds."""
-        with listener(self._take_progress):
-            engine = Engine(self.bundle, self.config)
+    def __init__(self, name: str, bundle: Bundle, config: Config) -> None:
+        super().__init__(name, bundle)
+        self.config = config
+
+    def _load(self) -> Engine:
+        engine = Engine(self.bundle, self.config)
         self.texts = TokenTexts(engine.tokenizer, self.bundle.tokenizer_path)
-        self.engine = engine
-        self.last_used = time.monotonic()
-        log.info("Loaded %s.", self.name)
-
-    def _take_progress(self, message: str) -> None:
-        if self.given_up:
-            raise RequestError(f"{self.name} is not loaded: the server is ending.")
-        self.progress = message
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Says of two answers whether the same program with the same files made them."""
-        return fingerprint_of(self.bundle)
+        return engine
 
     @cached_property
     def chat_templates(self) -> ChatTemplates:
@@ -95,24 +71,16 @@ class Model:
         return max(cache.num_used_tokens / cache.num_tokens, of_rows)
 
     @property
-    def info(self) -> ModelInfo:
-        """What is known of it without loading."""
+    def _abilities(self) -> dict[str, Any]:
         manifest = self.bundle.manifest
         drafters = self.engine.drafters if self.engine else (*(d.name for d in manifest.drafters), *COPYING)
-        return ModelInfo(
-            id=self.name,
-            created=int((self.bundle.folder / MANIFEST_NAME).stat().st_mtime),
-            loaded=self.engine is not None or self.closing.locked(),
-            loading=self.progress if self.loading else None,
-            drafters=list(drafters),
-            adapters=list(self.adapters),
-            max_model_len=manifest.main.geometry.context_length,
-            architecture=manifest.main.geometry.architecture,
-            quantization=manifest.main.weights,
-            tools=ToolFormat.of_template(self.chat_templates.own_with_tools) is not None,
-            reasoning=ReasoningFormat.of_template(self.chat_templates.default) is not None,
-            vision=manifest.main.vision is not None,
-        )
+        return {
+            "drafters": [*drafters],
+            "adapters": [*self.adapters],
+            "tools": ToolFormat.of_template(self.chat_templates.own_with_tools) is not None,
+            "reasoning": ReasoningFormat.of_template(self.chat_templates.default) is not None,
+            "vision": manifest.main.vision is not None,
+        }
 
 
 class Models:
@@ -209,7 +177,7 @@ class Models:
         return next((model.progress for model in self.all if model.loading), "")
 
     @asynccontextmanager
-    async def use(self, model: Model) -> AsyncIterator[Engine]:
+    async def use(self, model: ServedBundle[Loaded]) -> AsyncIterator[Loaded]:
         """The model's engine, which is loaded if it is not, and stays while the block runs.
 
         It is loaded again after a device has failed, or when somebody has closed it. If it is a draft model's device,
@@ -242,7 +210,7 @@ class Models:
             model.num_users -= 1
             model.last_used = time.monotonic()
 
-    async def _load(self, model: Model) -> None:
+    async def _load(self, model: ServedBundle[Any]) -> None:
         try:
             async with model.closing:  # there may be no room for a second engine beside the first one
                 pass
@@ -250,7 +218,7 @@ class Models:
         finally:
             model.loading, model.progress = None, ""
 
-    async def unload(self, model: Model) -> None:
+    async def unload(self, model: ServedBundle[Any]) -> None:
         """Unload a model, unless somebody uses it."""
         if model.engine and not model.num_users:
             await self._unload(model)
@@ -258,10 +226,9 @@ class Models:
     async def unload_idle(self, idle_seconds: float) -> None:
         """Unload the models that nobody has used for so long."""
         now = time.monotonic()
-        for model in self.all:
+        for model in self.served:
             if now - model.last_used >= idle_seconds:
                 await self.unload(model)
-        await self.encoders.unload_idle(idle_seconds)
 
     async def watch(self, idle_seconds: float) -> None:
         """Unload idle models, for ever."""
@@ -271,24 +238,24 @@ class Models:
 
     def give_up_loading(self) -> None:
         """End the loads that are under way, each at its next step, and those to come."""
-        for model in self.all:
+        for model in self.served:
             model.given_up = True
 
     async def close(self) -> None:
         """Unload all models. Requests that still run end with an error."""
-        for model in self.all:
+        for model in self.served:
             if model.loading:
                 await asyncio.gather(model.loading, return_exceptions=True)
             if model.engine:
                 await self._unload(model)
-        await self.encoders.unload_idle(0.0)
 
-    async def _unload(self, model: Model) -> None:
+    async def _unload(self, model: ServedBundle[Any]) -> None:
         engine, model.engine = model.engine, None
         if engine is not None:
             async with model.closing:
                 await asyncio.to_thread(engine.close)  # waits for the engine's thread
-                del engine, model.texts
+                del engine
+                vars(model).pop("texts", None)  # which has the engine's tokenizer
                 # Errors of requests and their frames refer to each other, and to what the engine has had. A server
                 # that has nothing to do collects no garbage by itself.
                 await asyncio.to_thread(gc.collect)
