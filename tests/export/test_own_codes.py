@@ -1,16 +1,15 @@
 """int4 keeps the codes of 4 bits that a GGUF file has."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gguf
 import numpy as np
 import onnxruntime
 import openvino as ov
 import pytest
+from numpy.typing import NDArray
 
 from outrider_export.direct.convert import convert
 from outrider_export.direct.own_codes import GROUP, forms_of, keep, keep_minima, num_sums, own_codes
@@ -20,9 +19,6 @@ from outrider_export.onnx.graph import attribute_of
 from outrider_export.progress import Silent
 from outrider_export.sources.gguf_values import StoredBlocks
 from tiny import SHAPE, random_q4_k, write_checkpoint, write_gguf
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 ROWS, COLUMNS = 64, 768
 IDS = np.random.default_rng(4).integers(0, 400, (1, 24))

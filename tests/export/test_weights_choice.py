@@ -1,7 +1,5 @@
 """The form of a model's weights: by the table of processors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

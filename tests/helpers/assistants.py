@@ -1,7 +1,5 @@
 """Random assistants of Gemma 4, in their published format, and what Transformers' layers draft with them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

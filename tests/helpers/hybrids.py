@@ -1,7 +1,5 @@
 """Toy models whose layers keep states with a long memory, so that a wrong row of a state shows in all later tokens."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

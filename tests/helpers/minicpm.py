@@ -4,8 +4,6 @@ Facts from modeling_minicpmv.py, modeling_navit_siglip.py and resampler.py in it
 modeling_minicpmv4_6.py of Transformers 5.24.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -8,12 +8,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
 import uvicorn
+from starlette.applications import Starlette
 
 import outrider
 from outrider.decoding.metrics import Stats
@@ -28,12 +31,6 @@ from outrider.server.logprobs import TokenTexts
 from outrider.server.options import AnswerChoice
 from outrider.server.run import listen
 from outrider.testing import ToyTokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
-
-    from starlette.applications import Starlette
 
 SERVE = [sys.executable, "-c", "from outrider.cli import main; main()", "serve"]
 CONFIG = outrider.Config().replace(cache_size=0.02, max_new_tokens=40, keep_records=False)

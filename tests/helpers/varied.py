@@ -1,7 +1,5 @@
 """Toy models with Gemma 4's layers: heads of two sizes, keys that the last layers share, and inputs by layer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A first start answers by the table, and measures while it is idle: texts, verdicts, and what is not lost."""
 
-from __future__ import annotations
-
 import threading
 import time
 import warnings

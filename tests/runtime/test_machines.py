@@ -1,7 +1,5 @@
 """The table of processors: whose row is whose."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.models.backends.processor import INSTRUCTIONS, ProcessorFacts

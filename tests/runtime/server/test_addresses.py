@@ -1,8 +1,7 @@
 """The addresses that clients of llama.cpp, vLLM and others ask for besides answers."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -11,9 +10,6 @@ from starlette.routing import Route
 import outrider
 from outrider.server import Settings
 from serving import MESSAGES, SCHEMA, post, serving
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_texts_become_tokens_and_texts_again(http: httpx.Client, engine: outrider.Engine) -> None:

@@ -3,8 +3,6 @@
 Recorded from the programs themselves, which a scripted model answered; long texts and most of the tools are cut.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -6,6 +6,8 @@ import base64
 import json
 import re
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -14,15 +16,10 @@ import pytest
 from browsing import answer_with, ask, asked, chromium, events_of, opened, send, set_options, show_menu
 from outrider.decoding.row_budget import RowBudget
 from outrider.server import Settings
-from serving import CONFIG, serving, wait_until
+from serving import CONFIG, Live, serving, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from playwright.sync_api import Browser, Page
-
-    from serving import Live
 
 REPEATED = "abc abc abc abc abc abc abc abc"
 HOSTILE = "<img src=x onerror=console.error('hit')><script>console.error('hit')</script>"

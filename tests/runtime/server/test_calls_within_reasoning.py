@@ -1,7 +1,5 @@
 """Calls that a model writes within its reasoning, in all formats, forms of reasoning and APIs."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Each API's words as data: what its bodies ask for, and how it gives the same answer, whole and streamed."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

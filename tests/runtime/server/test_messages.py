@@ -1,19 +1,14 @@
 """/v1/messages, as Anthropic's client and Claude Code ask it, and Ollama's API, as its clients do."""
 
-from __future__ import annotations
-
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from serving import events_of, serving
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 HELLO = [{"role": "user", "content": "Say hi."}]
 ASKED = {"model": "tiny", "max_tokens": 6, "messages": HELLO}

@@ -1,7 +1,5 @@
 """llama.cpp's /completion and /infill: the same answers in its words."""
 
-from __future__ import annotations
-
 import httpx
 
 from outrider.server.llamacpp import Limit

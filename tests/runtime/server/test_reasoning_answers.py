@@ -1,21 +1,15 @@
 """Reasoning in answers: apart from the content, whole and streamed, with any draft, and before a grammar."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from outrider.inputs.reasoning import ReasoningFormat, formats
-from serving import serving
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from serving import Live
+from serving import Live, serving
 
 # It ends within the reasoning, as those of Qwen3.5 and R1 do. This model never ends it itself: the budget does.
 TEMPLATE = (

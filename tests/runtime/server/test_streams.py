@@ -1,10 +1,10 @@
 """Streams: what comes before the first token, how failures end them, and how they are written."""
 
-from __future__ import annotations
-
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -13,10 +13,6 @@ from outrider.server import Settings, endpoint
 from outrider.server.errors import ApiError
 from outrider.server.protocol.writing import to_json
 from serving import MESSAGES, Live, events_of, serving, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 2}
 PROMPT = {"model": "tiny", "prompt": "Hi", "max_tokens": 2}

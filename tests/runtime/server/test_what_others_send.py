@@ -1,10 +1,9 @@
 """What clients and agents send in their own words: what cannot change an answer does not, and what can is done."""
 
-from __future__ import annotations
-
 import json
 import logging
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -23,12 +22,7 @@ from outrider.server.protocol.reading import read_request
 from outrider.server.protocol.requests import ChatRequest, CompletionRequest
 from outrider.server.settings import Settings
 from outrider.system.listed import ListedOnce
-from serving import choice_of, events_of, serving
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from serving import Live
+from serving import Live, choice_of, events_of, serving
 
 HELLO = [{"role": "user", "content": "Say hi."}]
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
