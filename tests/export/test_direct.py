@@ -52,7 +52,16 @@ from outrider_export.sources.peft_adapter import Change, LoraAdapter
 from outrider_export.sources.source import locate
 from qwen_module import write_qwen
 from recorded import TOKENS, Recorded
-from shapes import CONFIGS, GEMMA4_DENSE, GEMMA4_EXPERTS, NEMOTRON_EXPERTS, do_not_scale_windows, logits_of, make_model
+from shapes import (
+    CONFIGS,
+    GEMMA4_DENSE,
+    GEMMA4_EXPERTS,
+    NEMOTRON_EXPERTS,
+    VARIANTS,
+    do_not_scale_windows,
+    logits_of,
+    make_model,
+)
 from toys import in_threads
 
 PIECES = (30, 18)  # of TOKENS, each a call: the second reads keys of the first
@@ -152,88 +161,6 @@ def test_the_graph_has_the_form_that_the_runtime_expects(name: str, tmp_path: Pa
         shapes = [weights.matrix(layer_name(i, name)).shape for name in ATTENTION[:3]]
         assert [(each.num_out, each.num_in) for each in (queries, keys, values)] == shapes
         assert (queries.begin, keys.begin, values.begin) == (0, shapes[0][0], shapes[0][0] + shapes[1][0])
-
-
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
-    "llama3": (
-        "llama",
-        {
-            "rope_parameters": {
-                "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
-            }
-        },
-    ),
-    "yarn": (
-        "qwen3",
-        {
-            "rope_parameters": {
-                "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128,
-            }
-        },
-    ),
-    "longrope": (
-        "phi3",
-        {
-            "head_dim": 16, "original_max_position_embeddings": 256,
-            "rope_parameters": {
-                "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75,
-                "short_factor": [1.0, 1.1, 1.2, 1.4, 1.6, 2.0], "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
-            },
-        },
-    ),
-    "attention bias": ("llama", {"attention_bias": True, "mlp_bias": True}),
-    "tied": ("llama", {"tie_word_embeddings": True}),
-    "no window": ("mistral", {"sliding_window": None}),
-    "no window, all rotated": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
-    "alpha": (
-        "hunyuan_v1_dense",
-        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0}},
-    ),
-    "scaled but for windows": (
-        "olmo3",
-        {
-            "rope_parameters": {
-                "rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 64,
-                "attention_factor": 1.2,
-            }
-        },
-    ),
-    "five layers, the last one global": ("muse_glimmer_text", {"num_hidden_layers": 5}),
-    "convolution bias": ("lfm2", {"conv_bias": True, "tie_word_embeddings": True, "conv_L_cache": 4}),
-    "dense granite": ("granitemoehybrid", {"num_local_experts": 0, "mamba_conv_bias": False, "mamba_proj_bias": True}),
-    "rotated granite": ("granitemoehybrid", {"position_embedding_type": "rope", "time_step_limit": [0.5, 0.8]}),
-    "as many heads of keys as of values": ("qwen3_5_text", {"linear_num_key_heads": 4, "tie_word_embeddings": True}),
-    "llama 4, dense, without chunks": (
-        "llama4_text",
-        {
-            "num_local_experts": 0, "moe_layers": [], "layer_types": ["full_attention"] * 4, "use_qk_norm": False,
-            "attn_temperature_tuning": False, "no_rope_layers": [1] * 4,
-        },
-    ),
-    "gemma 4, dense": ("gemma4_text", GEMMA4_DENSE),
-    "lfm3, as lfm2": ("lfm3", {"use_sandwich_norm": False, "use_attention_gate": False}),
-    "gemma 4, experts": ("gemma4_text", GEMMA4_EXPERTS),
-    "nemotron-h, experts": ("nemotron_h", NEMOTRON_EXPERTS),
-    "gemma 4, other layers": ("gemma4_text", {"layer_types": ["sliding_attention"] * 2 + ["full_attention"] * 4}),
-    "experts in groups, by the best": (
-        "deepseek_v2",
-        {
-            "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "n_routed_experts": 12,
-            "num_experts_per_tok": 3, "q_lora_rank": 40, "attention_bias": True,
-        },
-    ),
-    "experts in groups, by the two best": (
-        "deepseek_v3",
-        {
-            "n_group": 4, "topk_group": 2, "n_routed_experts": 12, "num_experts_per_tok": 3, "q_lora_rank": None,
-            "norm_topk_prob": False, "attention_bias": True, "rope_parameters": None, "v_head_dim": 40,
-        },
-    ),
-    "dense layers by name": ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
-    "feed-forward size as given": ("lfm2", {"block_auto_adjust_ff_dim": False, "block_ff_dim": 80}),
-}  # fmt: skip
 
 
 @pytest.mark.fast_cases(5)
