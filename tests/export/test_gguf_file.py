@@ -22,6 +22,7 @@ from outrider_export.sources.gguf_reader import read_header
 from outrider_export.sources.source import locate
 from outrider_export.tokenizers.gguf_tokenizer import write_tokenizer
 from outrider_export.tokenizers.vocabulary import Vocabulary
+from tiny import finish_gguf
 
 # Metadata as the format has it: the number of a type, and a value's bytes.
 Value = tuple[int, bytes]
@@ -112,10 +113,7 @@ def small(tmp_path: Path) -> Path:
     writer.add_tensor("matrix", np.arange(64, dtype=np.float32).reshape(2, 32))
     quantised = gguf.quantize(np.ones((4, 64), np.float32), gguf.GGMLQuantizationType.Q8_0)
     writer.add_tensor("quantised", quantised, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish_gguf(writer)
     return path
 
 

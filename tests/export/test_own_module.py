@@ -30,7 +30,7 @@ from outrider_export.heads.own import OwnModule, may_have_own
 from outrider_export.sources.gguf_reader import read_header
 from outrider_export.sources.source import Located, locate
 from qwen_module import qwen_module, write_qwen
-from tiny import write_checkpoint
+from tiny import finish_gguf, write_checkpoint
 
 ANSWER: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
 PROMPT = "def quicksort(items):\n    if len(items) <= 1:\n        return items\n"
@@ -186,10 +186,7 @@ def write_module_gguf(path: Path, kind: str = "mtp qwen", blocks: int = 5) -> Lo
     writer.add_rope_freq_base(10_000.0)
     writer.add_rope_dimension_count(HEAD_SIZE // 2)
     add_module(writer, tensors_of(kind), 4)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish_gguf(writer)
     return locate(path)
 
 

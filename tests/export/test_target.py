@@ -4,8 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +14,7 @@ from outrider.bundle import MANIFEST_NAME
 from outrider.errors import ExportError
 from outrider_export import default_output, export_bundle
 from outrider_export.target import Target
+from toys import wait_until
 
 pytestmark = pytest.mark.children
 
@@ -175,10 +174,11 @@ def test_a_child_does_not_outlive_its_parent(make_checkpoint: Any, tmp_path: Pat
     program = "import sys; from outrider_export import export_bundle; export_bundle(sys.argv[1], output=sys.argv[2])"
     arguments = [sys.executable, "-c", program, str(make_checkpoint("plain")), str(tmp_path / "bundle")]
     running = subprocess.Popen(arguments)
-    children = _wait_for(lambda: _children_of(running.pid))
+    wait_until(lambda: _children_of(running.pid))
+    children = _children_of(running.pid)
     running.kill()
     running.wait()
-    assert _wait_for(lambda: not any(_is_running(pid) for pid in children))
+    wait_until(lambda: not any(_is_running(pid) for pid in children))
     assert not (tmp_path / "bundle").exists()
 
 
@@ -195,14 +195,6 @@ def _is_running(pid: int) -> bool:
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (ProcessLookupError, FileNotFoundError):
         return False
-
-
-def _wait_for(condition: Callable[[], Any], seconds: float = 300) -> Any:
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    return value
 
 
 def test_the_default_name_is_never_the_checkpoint_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from heads import DECODER, HEAD_SIZE, TOKEN_MAP, config_of, tensors_of
 from outrider_export.sources import gguf_drafter as drafters
+from tiny import finish_gguf
 
 Change = Callable[[gguf.GGUFWriter], Any]
 
@@ -71,8 +72,5 @@ def write_drafter(path: Path, kind: str, change: Change = lambda _: None, leave_
             full = f"{top[stem]}{suffix or '.weight'}"
         writer.add_tensor(full, np.ascontiguousarray(values))
     change(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish_gguf(writer)
     return path

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from outrider.server.logprobs import TokenTexts
 from outrider.server.options import AnswerChoice
 from outrider.server.run import listen
 from outrider.testing import ToyTokenizer
+from toys import wait_until as wait_until
 
 SERVE = [sys.executable, "-c", "from outrider.cli import main; main()", "serve"]
 CONFIG = outrider.Config().replace(cache_size=0.02, max_new_tokens=40, keep_records=False)
@@ -157,13 +158,6 @@ def chunks_of(text: str, size: int = 3) -> list[TextChunk]:
     """An answer in pieces of so many characters, and its end."""
     pieces = [TextChunk(text[i : i + size], Stats()) for i in range(0, len(text), size)]
     return [*pieces, TextChunk("", Stats(), result_of(text))]
-
-
-def wait_until(true: Callable[[], bool], seconds: float = 300) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "this took too long"
-        time.sleep(0.005)
 
 
 @contextmanager

@@ -226,6 +226,11 @@ def write_gguf(
             kind = gguf.GGMLQuantizationType[name_of_kind]
             packed = random_q4_k(array) if name_of_kind == "Q4_K" else gguf.quantize(array.astype("float32"), kind)
             writer.add_tensor(name, packed, raw_dtype=kind)
+    finish_gguf(writer)
+
+
+def finish_gguf(writer: Any) -> None:
+    """Write what a `gguf.GGUFWriter` was given."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -64,8 +64,8 @@ def _families() -> dict[str, Family]:
     return {name: Family(**row) for name, row in rows.items()}
 
 
-# Gemma 3's images have more tokens than the sliding window; the matrices of Qwen3-VL's experts are not square; the small
-# Gemma 4 has tied embeddings, as such small ones repeat a token otherwise.
+# Gemma 3's images have more tokens than its sliding window; the matrices of Qwen3-VL's experts are not square; the
+# small Gemma 4 has tied embeddings, as such small ones repeat a token otherwise.
 FAMILIES = _families()
 
 

@@ -1,6 +1,7 @@
 """Engines of toy bundles, and work in threads."""
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -38,6 +39,14 @@ def in_threads(work: Callable[..., object], items: Iterable[Any]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def wait_until(true: Callable[[], object], seconds: float = 300) -> None:
+    """Wait for what another thread or process does."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "this took too long"
+        time.sleep(0.005)
 
 
 def random_ids(seed: int, count: int) -> list[int]:

@@ -5,6 +5,7 @@ child processes that try it.
 """
 
 import gc
+import json
 import os
 import sys
 import warnings
@@ -17,6 +18,7 @@ import pytest
 
 import outrider
 from outrider.bundle import Bundle, Format
+from outrider.cli import run
 from outrider.errors import DeviceError
 from outrider.models.backends import devices, onnx_providers, processor
 from outrider.models.backends.devices import Device, compile_error
@@ -27,6 +29,7 @@ from outrider.system import saved
 from outrider.testing import ToyTokenizer, save_toy_bundle
 
 SMALL = outrider.Config().replace(cache_size=0.01)
+Drive = Callable[[str], None]
 
 # The child of a machine whose GPU is the CPU; what comes before `probe.main()` is what its driver does.
 CHILD = """
@@ -46,7 +49,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 @pytest.fixture
-def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Drive:
     """A GPU. Returns a function that sets the program that its driver runs; at first an empty one."""
     monkeypatch.setattr(saved, "FOLDER", tmp_path / "saved")
     monkeypatch.setitem(onnx_providers._PROVIDERS, "GPU", onnx_providers._PROVIDERS["CPU"])
@@ -94,9 +97,7 @@ class TestADriverThatCrashes:
         (ILLEGIBLE_EXIT, "ended with code 3"),
         (REFUSE, "RuntimeError: no kernels for this"),
     ], ids=["abort", "segfault", "exit", "illegible exit", "refusal"])  # fmt: skip
-    def test_the_draft_model_goes_elsewhere(
-        self, bundle: Bundle, gpu: Callable[[str], None], driver: str, said: str
-    ) -> None:
+    def test_the_draft_model_goes_elsewhere(self, bundle: Bundle, gpu: Drive, driver: str, said: str) -> None:
         gpu(driver)
         with pytest.warns(outrider.DeviceWarning, match=f"'draft' does not run on GPU: .*{said}.* CPU is used instead"):
             engine = load(bundle, draft_device="GPU")
@@ -105,7 +106,7 @@ class TestADriverThatCrashes:
         assert (engine.placement.main, engine.placement.draft) == ("CPU", "CPU")
         assert engine.placement.why == "CPU and GPU cannot be used, as warned"
 
-    def test_a_main_device_that_was_named_is_an_error(self, bundle: Bundle, gpu: Callable[[str], None]) -> None:
+    def test_a_main_device_that_was_named_is_an_error(self, bundle: Bundle, gpu: Drive) -> None:
         gpu(ABORT)
         with pytest.raises(
             outrider.DeviceError,
@@ -116,9 +117,7 @@ class TestADriverThatCrashes:
     @pytest.mark.slow
     @pytest.mark.needs("POSIX")
     @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
-    def test_one_that_was_ended_from_outside_is_not_blamed(
-        self, bundle: Bundle, gpu: Callable[[str], None], name: str
-    ) -> None:
+    def test_one_that_was_ended_from_outside_is_not_blamed(self, bundle: Bundle, gpu: Drive, name: str) -> None:
         gpu(f"import signal; probe.ModelSpec.compile = lambda *_, **__: os.kill(os.getpid(), signal.{name})")
         part = ModelSpec("main", bundle, bundle.manifest.main)
         verdict = probe.verdict_of(part.on("GPU", SMALL.device))
@@ -128,48 +127,43 @@ class TestADriverThatCrashes:
         assert probe.verdict_of(part.on("GPU", SMALL.device)).works  # tried again
 
     @pytest.mark.slow
-    def test_one_that_hangs_is_given_up(
-        self, bundle: Bundle, gpu: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_one_that_hangs_is_given_up(self, bundle: Bundle, gpu: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
         gpu("import time; probe.ModelSpec.compile = lambda *_, **__: time.sleep(600)")
         monkeypatch.setattr(probe, "PATIENCE", 4.0)
         with pytest.warns(outrider.DeviceWarning, match="it was not ready after 4 seconds"):
             assert answers_as_it_should(load(bundle, draft_device="GPU"))
 
 
-class TestVerdicts:
-    """A device is tried once, and again after a change."""
+@pytest.mark.slow
+def test_a_device_is_tried_once_and_again_when_something_has_changed(
+    bundle: Bundle, gpu: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = ModelSpec("main", bundle, bundle.manifest.main)
+    options = SMALL.device
 
-    @pytest.mark.slow
-    def test_it_is_tried_again_when_something_has_changed(
-        self, bundle: Bundle, gpu: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        part = ModelSpec("main", bundle, bundle.manifest.main)
-        options = SMALL.device
+    def works(options: Any = options) -> bool | None:
+        return probe.verdict_of(part.on("GPU", options)).works
 
-        def works(options: Any = options) -> bool | None:
-            return probe.verdict_of(part.on("GPU", options)).works
-
-        assert works()
-        assert works()
-        assert works(SMALL.replace(npu_window=4, npu_max_new_tokens=7).device)  # of other devices
-        assert num_tried(tmp_path) == 1
-        gpu(ABORT)  # a worse driver, with another version
-        found = devices.find_device("GPU", "onnx")
-        assert found is not None
-        newer = Device(name="GPU", format="onnx", full_name=found.full_name, driver="2")
-        with monkeypatch.context() as patch:
-            patch.setattr(model_spec, "find_device", lambda *_: newer)
-            assert works() is False
-            assert works() is False
-        assert num_tried(tmp_path) == 2
-        assert works()  # the old driver's verdict
-        assert works(SMALL.replace(main_properties={"session.intra_op.allow_spinning": "0"}).device) is False
-        assert works(SMALL.replace(draft_properties={"session.intra_op.allow_spinning": "0"}).device)  # not its own
-        probe.forget()
+    assert works()
+    assert works()
+    assert works(SMALL.replace(npu_window=4, npu_max_new_tokens=7).device)  # of other devices
+    assert num_tried(tmp_path) == 1
+    gpu(ABORT)  # a worse driver, with another version
+    found = devices.find_device("GPU", "onnx")
+    assert found is not None
+    newer = Device(name="GPU", format="onnx", full_name=found.full_name, driver="2")
+    with monkeypatch.context() as patch:
+        patch.setattr(model_spec, "find_device", lambda *_: newer)
         assert works() is False
         assert works() is False
-        assert num_tried(tmp_path) == 4
+    assert num_tried(tmp_path) == 2
+    assert works()  # the old driver's verdict
+    assert works(SMALL.replace(main_properties={"session.intra_op.allow_spinning": "0"}).device) is False
+    assert works(SMALL.replace(draft_properties={"session.intra_op.allow_spinning": "0"}).device)  # not its own
+    probe.forget()
+    assert works() is False
+    assert works() is False
+    assert num_tried(tmp_path) == 4
 
 
 @pytest.mark.parametrize(("frozen", "executable", "starts"), [
@@ -196,7 +190,7 @@ def test_the_real_child_judges_a_real_model(openvino_bundle: Bundle) -> None:
 class TestAuto:
     """The first GPU that runs the model, otherwise the CPU."""
 
-    def test_a_gpu_that_works_is_taken(self, bundle: Bundle, gpu: Callable[[str], None], tmp_path: Path) -> None:
+    def test_a_gpu_that_works_is_taken(self, bundle: Bundle, gpu: Drive, tmp_path: Path) -> None:
         engine = load(bundle, main_device="auto")
         assert (engine.placement.main, engine.placement.draft) == ("GPU", "GPU")
         assert engine.placement.why == "auto chooses the first GPU that runs the model, otherwise the CPU"
@@ -206,7 +200,7 @@ class TestAuto:
         assert num_tried(tmp_path) == 2  # a child for each model, once
 
     def test_a_gpu_that_fails_later_is_replaced(
-        self, bundle: Bundle, gpu: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+        self, bundle: Bundle, gpu: Drive, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Only the main model fails there. The draft model's device was not named, so it follows the main model."""
 
@@ -295,49 +289,44 @@ class TestRoles:
 AFFINITIES = "session.intra_op_thread_affinities"
 
 
-class TestCompiledCache:
-    """The folder of OpenVINO's compiled models."""
-
-    def folder(self, bundle: Bundle, device: str, **options: Any) -> Path | None:
-        part = ModelSpec("main", bundle, bundle.manifest.main)
-        folder = part.on(device, SMALL.replace(**options).device).compile_options.properties.get("CACHE_DIR")
-        return None if folder is None else Path(folder)
-
-    def test_it_is_for_devices_that_can_read_it(self, openvino_bundle: Bundle, bundle: Bundle, tmp_path: Path) -> None:
-        assert self.folder(openvino_bundle, "CPU") is None
-        folder = self.folder(openvino_bundle, "GPU")
-        assert folder is not None
-        assert folder.parent == saved.FOLDER / "compiled"
-        own = self.folder(openvino_bundle, "GPU", compiled_cache=str(tmp_path))
-        assert own == tmp_path / folder.name
-        others = ({"precision": "f16"}, {"cache_precision": "u8"}, {"properties": {"A": 1}}, {"num_threads": 2})
-        names = {self.folder(openvino_bundle, device, **o) for o in ({}, *others) for device in ("GPU", "NPU")}
-        assert len(names) == 10  # OpenVINO does not look at all of them
-        assert self.folder(openvino_bundle, "GPU", compiled_cache="off") is None
-        assert self.folder(openvino_bundle, "GPU", properties={"CACHE_DIR": "mine"}) == Path("mine")
-        assert self.folder(bundle, "GPU") is None
+def compiled_folder(bundle: Bundle, device: str, **options: Any) -> Path | None:
+    part = ModelSpec("main", bundle, bundle.manifest.main)
+    folder = part.on(device, SMALL.replace(**options).device).compile_options.properties.get("CACHE_DIR")
+    return None if folder is None else Path(folder)
 
 
-class TestGpu:
-    """What an allocation may take."""
+def test_a_compiled_cache_is_for_devices_that_can_read_it(
+    openvino_bundle: Bundle, bundle: Bundle, tmp_path: Path
+) -> None:
+    assert compiled_folder(openvino_bundle, "CPU") is None
+    folder = compiled_folder(openvino_bundle, "GPU")
+    assert folder is not None
+    assert folder.parent == saved.FOLDER / "compiled"
+    own = compiled_folder(openvino_bundle, "GPU", compiled_cache=str(tmp_path))
+    assert own == tmp_path / folder.name
+    others = ({"precision": "f16"}, {"cache_precision": "u8"}, {"properties": {"A": 1}}, {"num_threads": 2})
+    names = {compiled_folder(openvino_bundle, device, **o) for o in ({}, *others) for device in ("GPU", "NPU")}
+    assert len(names) == 10  # OpenVINO does not look at all of them
+    assert compiled_folder(openvino_bundle, "GPU", compiled_cache="off") is None
+    assert compiled_folder(openvino_bundle, "GPU", properties={"CACHE_DIR": "mine"}) == Path("mine")
+    assert compiled_folder(bundle, "GPU") is None
 
-    def test_more_than_there_is_is_refused_up_front(self, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-        engine = load(bundle)
-        backends = [model.backend for model in engine.loaded.values()]
-        monkeypatch.setattr(devices, "system_memory", lambda: (10**6, 10**6))
-        with pytest.raises(
-            outrider.DeviceError, match=r"CPU has 0.00 GB of memory, and the cache may take .* Lower cache"
-        ):
-            devices.check_room(backends, 10**5)
-        devices.check_room(backends, 100)
+
+def test_a_cache_of_more_memory_than_there_is_is_refused_up_front(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load(bundle)
+    backends = [model.backend for model in engine.loaded.values()]
+    monkeypatch.setattr(devices, "system_memory", lambda: (10**6, 10**6))
+    with pytest.raises(outrider.DeviceError, match=r"CPU has 0.00 GB of memory, and the cache may take .* Lower cache"):
+        devices.check_room(backends, 10**5)
+    devices.check_room(backends, 100)
 
 
 class TestCommand:
     """`outrider devices`."""
 
     def test_devices_are_listed_with_reasons(self, capsys: pytest.CaptureFixture[str]) -> None:
-        from outrider.cli import run
-
         assert run(["devices"]) == 0
         printed = capsys.readouterr().out
         assert "OpenVINO" in printed
@@ -351,13 +340,7 @@ class TestCommand:
             assert f"{name}: {value}" in " ".join(printed.split())  # long lines are folded
 
     @pytest.mark.slow
-    def test_a_bundle_is_tried(
-        self, bundle: Bundle, gpu: Callable[[str], None], capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        import json
-
-        from outrider.cli import run
-
+    def test_a_bundle_is_tried(self, bundle: Bundle, gpu: Drive, capsys: pytest.CaptureFixture[str]) -> None:
         def run_json(*arguments: str) -> dict[str, Any]:
             assert run(["devices", str(bundle.folder), "--json", *arguments]) == 0
             printed: dict[str, Any] = json.loads(capsys.readouterr().out)

@@ -1,7 +1,6 @@
 """A first start answers by the table, and measures while it is idle: texts, verdicts, and what is not lost."""
 
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -27,7 +26,7 @@ from outrider.models.tuning.trials import choose
 from outrider.system import saved
 from outrider.testing import FakeBackend
 from outrider.types import Rounding, RowRule
-from toys import load_toy
+from toys import load_toy, wait_until
 
 PROMPT = "the cat sat on the mat"
 Load = Callable[..., outrider.Engine]
@@ -74,14 +73,6 @@ def go_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Measuring, "patience", 0.0)
 
 
-def wait_for(holds: Callable[[], object]) -> None:
-    """Wait for the engine's thread."""
-    until = time.monotonic() + 120
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 def is_exact(engine: outrider.Engine) -> bool:
     return engine.loaded["main"].backend.exactness.holds
 
@@ -102,7 +93,7 @@ def test_the_first_answer_comes_before_anything_is_measured(load_exact: Load, mo
     engine.close()
     go_idle(monkeypatch)
     second = load()
-    wait_for(lambda: is_exact(second))
+    wait_until(lambda: is_exact(second))
     assert "bit-exact" in second.setting["main_device"]
     assert answer(second).exact
     assert answer(second).token_ids == one.token_ids
@@ -127,7 +118,7 @@ def test_where_rows_turn_out_not_to_be_exact_drafts_stop_and_the_next_start_meas
         wrong.setattr(measuring, "check_exactness", lambda _, made: made.update({"wrong drafts": 0.5}))
         wrong.setattr(warnings, "showwarning", lambda *given, **_: said.append(given[:2]))
         engine = load()
-        wait_for(lambda: said)
+        wait_until(lambda: said)
     assert [(kind, "differ by up to 0.5" in str(text)) for text, kind in said] == [(ExactnessWarning, True)]
     after = answer(engine, drafter="draft", num_assistant_tokens=3)
     assert after.token_ids == plain.token_ids
@@ -158,7 +149,7 @@ def test_a_machine_that_nobody_knows_drafts_once_it_is_checked(load: Load, monke
     engine.close()
     go_idle(monkeypatch)
     engine = load()
-    wait_for(lambda: engine._registry.may_draft)
+    wait_until(lambda: engine._registry.may_draft)
     assert answer(engine, **drafted).stats.num_draft_tokens
     assert answer(engine, **drafted).exact
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +19,7 @@ from outrider.system import children
 from outrider.testing import FakeBackend
 from outrider.tokens.grammar import GrammarLimits, Grammars, GrammarSource
 from outrider.types import Draft, Drafter
+from toys import wait_until
 
 ATTACK = GrammarSource("grammar", "start: A\nA: " + " & ".join(f"/(?s:.*)w{i}(?s:.*)/" for i in range(26)))
 DEAR = [
@@ -49,13 +49,6 @@ def make(folder: Path) -> Iterator[Callable[..., Grammars]]:
     for each in made:
         each.close()
         assert not each.trials.process_ids
-
-
-def wait_for(holds: Callable[[], object]) -> None:
-    until = time.monotonic() + 300
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 # Compiling
@@ -89,7 +82,7 @@ def test_closing_ends_compilations(make: Callable[..., Grammars]) -> None:
     grammars = make(PATIENT)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(grammars.new_state, ATTACK)
-        wait_for(lambda: grammars.trials.process_ids)
+        wait_until(lambda: grammars.trials.process_ids)
         grammars.close()
         with pytest.raises(EngineClosed):
             waiting.result(60)
@@ -103,7 +96,7 @@ def test_a_client_that_leaves_ends_its_compilation(make: Callable[..., Grammars]
     attacks = [ATTACK, GrammarSource("grammar", ATTACK.text + " "), ATTACK]
     with ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(grammars.new_state, attack, gone) for attack in attacks]
-        wait_for(lambda: len(grammars.trials.process_ids) == 2)
+        wait_until(lambda: len(grammars.trials.process_ids) == 2)
         other = pool.submit(grammars.new_state, DEAR[0])
         assert not other.done()
         gone.set()
@@ -122,11 +115,11 @@ def test_a_task_that_is_cancelled_ends_its_compilation(tiny: Path) -> None:
 
         async def leave() -> None:
             task = asyncio.create_task(engine.agenerate("hello", grammar=ATTACK.text))
-            await asyncio.to_thread(wait_for, lambda: grammars.trials.process_ids)
+            await asyncio.to_thread(wait_until, lambda: grammars.trials.process_ids)
             text = (await engine.agenerate("hello", regex="ab?c", max_new_tokens=4)).text
             assert text.startswith("a")
             task.cancel()
-            await asyncio.to_thread(wait_for, lambda: not grammars.trials.process_ids)
+            await asyncio.to_thread(wait_until, lambda: not grammars.trials.process_ids)
 
         asyncio.run(leave())
 

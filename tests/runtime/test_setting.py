@@ -23,6 +23,7 @@ from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.types import Exactness, Rounding, RowRule
 from toys import load_toy
 
+Machine = Callable[..., list[Setting]]  # sets a machine's precisions, and gives the settings compiled from then on
 IN_EIGHTS = RowRule(call=Rounding(8, 8), logits=Rounding(8, 8))
 
 
@@ -52,8 +53,7 @@ def part(openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 @pytest.fixture
-def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Setting]]:
-    """Returns a function that sets the machine's precisions, and returns the settings compiled from then on."""
+def processor(monkeypatch: pytest.MonkeyPatch) -> Machine:
     compiled: list[Setting] = []
 
     def has(
@@ -117,9 +117,7 @@ def fastest(part: ModelSpec) -> Trial:
 
 
 @pytest.mark.parametrize(("share", "taken"), [(0.85, "f32"), (0.75, "bf16")])
-def test_a_small_gain_is_noise(
-    part: ModelSpec, processor: Callable[..., list[Setting]], share: float, taken: str
-) -> None:
+def test_a_small_gain_is_noise(part: ModelSpec, processor: Machine, share: float, taken: str) -> None:
     """Two searches would choose differently, which are two texts."""
     processor(f32=Kind(SLOW), bf16=Kind(lambda rows: share * (20 + rows / 5)))
     assert fastest(part).setting.precision == taken
@@ -136,7 +134,7 @@ def test_a_small_gain_is_noise(
 ])  # fmt: skip
 def test_fewer_threads_are_taken_where_they_are_faster(
     part: ModelSpec,
-    processor: Callable[..., list[Setting]],
+    processor: Machine,
     cores: dict[str, int],
     by_threads: dict[int, float],
     tried: list[int],
@@ -151,7 +149,7 @@ def test_fewer_threads_are_taken_where_they_are_faster(
 
 
 def test_a_draft_model_has_one_precision_and_its_own_threads(
-    part: ModelSpec, processor: Callable[..., list[Setting]], monkeypatch: pytest.MonkeyPatch
+    part: ModelSpec, processor: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its bits do not matter."""
     allowed = setting.settings_for
@@ -163,13 +161,13 @@ def test_a_draft_model_has_one_precision_and_its_own_threads(
     assert {each.precision for each in compiled} == {"f32"}
 
 
-def test_the_users_threads_stay(part: ModelSpec, processor: Callable[..., list[Setting]]) -> None:
+def test_the_users_threads_stay(part: ModelSpec, processor: Machine) -> None:
     compiled = processor(cores={"cores": 16}, by_threads={8: 0.1}, f32=Kind(FAST), bf16=Kind(SLOW))
     assert fastest(part.on("CPU", DeviceConfig(num_threads=12))).setting.num_threads == 0
     assert {setting.num_threads for setting in compiled if setting.precision == "bf16"} == {12}
 
 
-def test_what_padding_costs_counts(part: ModelSpec, processor: Callable[..., list[Setting]]) -> None:
+def test_what_padding_costs_counts(part: ModelSpec, processor: Machine) -> None:
     """It pads one row to eight. Without padding it is the faster setting, with padding the slower one."""
     processor(f32=Kind(FAST), bf16=EIGHTS)
     best, (_, other) = search([part])
@@ -178,16 +176,14 @@ def test_what_padding_costs_counts(part: ModelSpec, processor: Callable[..., lis
     assert (other.verdict, other.setting.exactness.rule) == ("not enough faster", IN_EIGHTS)
 
 
-def test_rows_in_eights_are_taken_where_they_are_cheap(
-    part: ModelSpec, processor: Callable[..., list[Setting]]
-) -> None:
+def test_rows_in_eights_are_taken_where_they_are_cheap(part: ModelSpec, processor: Machine) -> None:
     processor(f32=Kind(FAST), bf16=CHEAP_EIGHTS)
     best = fastest(part).setting
     assert (best.precision, best.exactness.rule, best.exactness.holds) == ("bf16", IN_EIGHTS, True)
 
 
 def test_exactness_is_measured_of_settings_that_would_be_taken(
-    part: ModelSpec, processor: Callable[..., list[Setting]], measured_of: list[str]
+    part: ModelSpec, processor: Machine, measured_of: list[str]
 ) -> None:
     """It takes longer than the times. What is too far from f32, not exact or broken is not taken."""
     slower = Kind(lambda rows: 40 + rows)
@@ -207,7 +203,7 @@ def test_exactness_is_measured_of_settings_that_would_be_taken(
 
 
 def test_the_first_setting_may_lose_more_and_others_as_much(
-    part: ModelSpec, processor: Callable[..., list[Setting]], monkeypatch: pytest.MonkeyPatch
+    part: ModelSpec, processor: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is taken unasked, too."""
     lost = {"f32": 3 * MAX_KL, "f16": 4 * MAX_KL, "bf16": 2 * MAX_KL}
@@ -217,7 +213,7 @@ def test_the_first_setting_may_lose_more_and_others_as_much(
 
 
 def test_a_load_takes_the_first_setting_that_is_exact(
-    part: ModelSpec, processor: Callable[..., list[Setting]], measured_of: list[str]
+    part: ModelSpec, processor: Machine, measured_of: list[str]
 ) -> None:
     """However fast others are."""
     processor(f32=NEVER, f16=Kind(SLOW), bf16=Kind(FAST))
@@ -226,7 +222,7 @@ def test_a_load_takes_the_first_setting_that_is_exact(
 
 
 def test_the_rule_of_the_table_is_tried_first(
-    part: ModelSpec, processor: Callable[..., list[Setting]], measured_of: list[str], monkeypatch: pytest.MonkeyPatch
+    part: ModelSpec, processor: Machine, measured_of: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rule, kernels = RowRule(sequence=Rounding(4)), Kind(FAST, kernels=lambda rows: int(rows < 3))
     expected = Exactness(rule=rule, is_expected=True)
@@ -243,7 +239,7 @@ def test_the_rule_of_the_table_is_tried_first(
         assert backend.capabilities.rows == found.setting.exactness.rule
 
 
-def test_where_nothing_is_exact_that_is_said(part: ModelSpec, processor: Callable[..., list[Setting]]) -> None:
+def test_where_nothing_is_exact_that_is_said(part: ModelSpec, processor: Machine) -> None:
     processor(bf16=NEVER)
     with pytest.warns(outrider.ExactnessWarning, match=r"in bf16.* logits differ by up to .* Leave precision"):
         _, backend = compile_settled(part.on("CPU", DeviceConfig(precision="bf16")))
@@ -255,24 +251,20 @@ def test_where_nothing_is_exact_that_is_said(part: ModelSpec, processor: Callabl
         compile_settled(part.on("CPU", DeviceConfig(num_threads=1)))
 
 
-def test_rows_are_read_alone_where_that_makes_them_exact(
-    part: ModelSpec, processor: Callable[..., list[Setting]]
-) -> None:
+def test_rows_are_read_alone_where_that_makes_them_exact(part: ModelSpec, processor: Machine) -> None:
     separate = RowRule(separate=True)
     processor(f32=Kind(FAST, attention_kernels=lambda rows: int(rows == 1), separate_rules=(separate,)))
     found = choice_of(part).setting
     assert found.exactness.rule == RowRule(sequence=Rounding(2), separate=True)
 
 
-def test_a_draft_model_reads_rows_alone_and_claims_nothing(
-    part: ModelSpec, processor: Callable[..., list[Setting]]
-) -> None:
+def test_a_draft_model_reads_rows_alone_and_claims_nothing(part: ModelSpec, processor: Machine) -> None:
     processor(f32=Kind(FAST, separate_rules=(RowRule(separate=True, dummy_rows=2),)))
     found = choice_of(replace(part, role="draft", options=DeviceConfig(measure="first"))).setting
     assert found.exactness == Exactness(rule=RowRule(separate=True))
 
 
-def test_it_is_found_out_once(part: ModelSpec, processor: Callable[..., list[Setting]]) -> None:
+def test_it_is_found_out_once(part: ModelSpec, processor: Machine) -> None:
     compiled = processor(f32=Kind(SLOW), bf16=Kind(FAST, noise=1.0))
     first = choice_of(part)
     count = len(compiled)

@@ -386,6 +386,18 @@ def walk(state: GrammarState, vocab_size: int, step: int = 7) -> list[int]:
     return token_ids
 
 
+def fits(state: GrammarState, token_ids: list[int]) -> bool:
+    """Whether a grammar allows all these tokens next."""
+    return state.num_allowed(token_ids) == len(token_ids)
+
+
+def check_calls(calls: Sequence[ToolCall], names: Sequence[str]) -> None:
+    """Check that calls are of these functions, with arguments that follow their schemas."""
+    for call in calls:
+        assert call.name in names
+        jsonschema.validate(json.loads(call.arguments), WEATHER if call.name == "get_weather" else {"const": {}})
+
+
 # Which tools may be called, and how the markers stand in the vocabulary: in the fast tests, one of both is as usual.
 ONLY_AND_SPECIAL = [
     pytest.param(only, special, marks=() if only is None or special is None else pytest.mark.slow)
@@ -407,9 +419,7 @@ def test_a_grammar_gives_calls_and_nothing_else(
     content, calls = form.parse(text, tools=TOOLS)
     assert content == ""
     assert calls
-    for call in calls:
-        assert call.name in (("get_weather", "stop") if only is None else (only,))
-        jsonschema.validate(json.loads(call.arguments), WEATHER if call.name == "get_weather" else {"const": {}})
+    check_calls(calls, ("get_weather", "stop") if only is None else (only,))
     assert len(calls) == 1 or only is None
     if special and form.end and len(form.begin) > 1 and not form.bare:
         assert token_ids[0] == tokenizer.encode(form.begin)[0]
@@ -422,8 +432,7 @@ def test_dates_in_arguments_exist(tmp_path: Path) -> None:
     state = grammars.new_state(source_of_calls(HERMES, tools, None, tokenizer))
     for day, exists in (("2024-02-29", True), ("2023-02-29", False)):
         call = f'<tool_call>\n{{"name": "look_up", "arguments": {{"day": "{day}"}}}}\n</tool_call>'
-        token_ids = tokenizer.encode(call)
-        assert (state.num_allowed(token_ids) == len(token_ids)) == exists
+        assert fits(state, tokenizer.encode(call)) == exists
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
@@ -438,7 +447,7 @@ def test_a_free_answer_follows_the_schemas_once_it_calls(
 
     def allowed(text: str, *, spelled: bool = False) -> bool:
         token_ids = [tokenizer.encode(each)[0] for each in text] if spelled else tokenizer.encode(text)
-        return grammars.new_state(source).num_allowed(token_ids) == len(token_ids)
+        return fits(grammars.new_state(source), token_ids)
 
     assert allowed(f"{text} Sunny.")
     assert form.bare or allowed(f"<think>Hm.</think>{text}{call}")
@@ -460,8 +469,7 @@ def test_an_answer_beside_tools_follows_its_schema_or_calls(made_with: MadeWith,
     source = source_of_calls(form, TOOLS, None, tokenizer, free=True, schema={"enum": ["sun", "rain"]})
 
     def allowed(text: str) -> bool:
-        token_ids = tokenizer.encode(text)
-        return grammars.new_state(source).num_allowed(token_ids) == len(token_ids)
+        return fits(grammars.new_state(source), tokenizer.encode(text))
 
     call = call_in(form, "get_weather", city="Paris", days="3")
     assert allowed('"rain"')
@@ -537,14 +545,13 @@ def test_arguments_between_tags_follow_their_schema(
     written = {"text": "1\n\n 2", "color": "red", "flags": "[true]", "any": "3", "more": "[1", "place": '{"x": 5}'}
     order = ["text", "color", "flags", "any", "place", "more"]
     shown = call_in(form, "f", **{key: written[key] for key in order})
-    token_ids = tokenizer.encode(shown)
-    assert state.num_allowed(token_ids) == len(token_ids)
+    assert fits(state, tokenizer.encode(shown))
     expected = {"text": "1\n\n 2", "color": "red", "flags": [True], "any": 3, "place": {"x": 5}, "more": "[1"}
     ((name, arguments),) = [(call.name, call.arguments) for call in form.parse(shown, tools=tools)[1]]
     assert (name, json.loads(arguments)) == ("f", expected)
     for wrong in ({"color": "green"}, {"flags": "true"}, {"place": "{}"}, {"color": ""}):
-        token_ids = tokenizer.encode(call_in(form, "f", **{key: (written | wrong)[key] for key in order}))
-        assert state.num_allowed(token_ids) < len(token_ids)
+        call = call_in(form, "f", **{key: (written | wrong)[key] for key in order})
+        assert not fits(state, tokenizer.encode(call))
 
 
 IN_A_SYNTAX: dict[str, Any] = ODD_SCHEMA | {
@@ -575,8 +582,7 @@ def test_arguments_in_a_syntax_follow_their_schema(made_with: MadeWith, form: To
         return call_in(form, "f", **{keys.get(key, key): each for key, each in given.items() if each is not ...})
 
     def allowed(text: str) -> bool:
-        token_ids = tokenizer.encode(text)
-        return grammars.new_state(source).num_allowed(token_ids) == len(token_ids)
+        return fits(grammars.new_state(source), tokenizer.encode(text))
 
     assert allowed(written())
     ((name, arguments),) = [(call.name, call.arguments) for call in form.parse(written())[1]]
@@ -699,9 +705,7 @@ def test_a_random_model_calls_functions(engine: outrider.Engine, choice: Any) ->
         assert plain.token_ids == drafted.token_ids
         content, calls = form.parse(plain.text)
         assert calls
-        for call in calls if plain.finish_reason == "stop" else calls[:-1]:
-            assert call.name in ("get_weather", "stop")
-            jsonschema.validate(json.loads(call.arguments), WEATHER if call.name == "get_weather" else {"const": {}})
+        check_calls(calls if plain.finish_reason == "stop" else calls[:-1], ("get_weather", "stop"))
         if choice != "required":
             assert (content, len(calls), plain.finish_reason) == ("", 1, "stop")
 

@@ -81,6 +81,12 @@ def read_strictly(path: Path) -> list[dict[str, Any]]:
     return events
 
 
+def timeline_of(path: Path) -> Timeline:
+    """A trace as our own commands read it, which a viewer can read, too."""
+    read_strictly(path)
+    return read_timeline(path)
+
+
 def of_lane(timeline: Timeline, lane: str, *names: str) -> list[dict[str, Any]]:
     return [span.args for span in timeline.spans if span.lane == lane and (not names or span.name in names)]
 
@@ -194,8 +200,7 @@ def test_requests_at_the_same_time_have_lanes_of_their_own(toy_engine: outrider.
     with toy_engine.trace(tmp_path / "out.json"):
         for _ in range(2):
             in_threads(ask, range(5))
-    read_strictly(tmp_path / "out.json")
-    timeline = read_timeline(tmp_path / "out.json")
+    timeline = timeline_of(tmp_path / "out.json")
     lives = [span for span in timeline.of("request") if span.depth == 0]
     assert sorted(span.args["tokens"] for span in lives) == sorted(2 * [10 + i for i in range(5)])
     assert len({span.name for span in lives}) == 10
@@ -234,8 +239,7 @@ def test_what_is_cancelled_or_fails_ends_in_the_trace(
             engine.generate("hello", **OPTIONS)
         monkeypatch.undo()
         engine.stream("never read")
-    read_strictly(tmp_path / "out.json")
-    timeline = read_timeline(tmp_path / "out.json")
+    timeline = timeline_of(tmp_path / "out.json")
     reasons = {span.name: span.args["finish_reason"] for span in timeline.of("request") if span.depth == 0}
     assert [*reasons.values()] == ["cancelled", "DrafterError", "DeviceError", "goes on"]
     assert [args["error"] for args in of_host(timeline, "propose") if "error" in args] == ["DrafterError"]
@@ -291,8 +295,7 @@ def test_calls_on_two_devices_overlap(tmp_path: Path, monkeypatch: pytest.Monkey
     clock[0] += 0.1  # the host comes late
     check.wait()
     trace.close()
-    read_strictly(tmp_path / "out.json")
-    timeline = read_timeline(tmp_path / "out.json")
+    timeline = timeline_of(tmp_path / "out.json")
     (checked,) = timeline.of("device", "check")
     first, second = timeline.of("device", "draft")
     assert checked.seconds == pytest.approx(main.seconds, abs=1e-5)
@@ -335,8 +338,7 @@ def test_the_command_line(
     printed = capsys.readouterr()
     result = json.loads(printed.out)
     assert str(path) in printed.err
-    read_strictly(path)
-    lives = [span for span in read_timeline(path).of("request") if span.depth == 0]
+    lives = [span for span in timeline_of(path).of("request") if span.depth == 0]
     assert [span.name for span in lives] == ["request 1: draft", "request 2: plain"]
     assert [span.args["tokens"] for span in lives] == 2 * [len(result["token_ids"])]
     assert run(["trace", str(path)]) == 0
