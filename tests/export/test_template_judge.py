@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+import family_templates
 from family_templates import FAMILIES
 from outrider.errors import RequestError
 from outrider.inputs.text.chat_template import ChatTemplates
 from outrider_export.tokenizers.ir import write_tokenizer_ir
-from template_constructs import CONSTRUCTS
 from tiny import train_tokenizer
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
@@ -143,6 +143,9 @@ def test_arguments_may_be_text(judge: Any, family: str) -> None:
     assert "Zürich" in written(template, calling(ARGUMENTS))
 
 
+# Each line is a template for messages; the last ones are refused.
+FILE = Path(family_templates.__file__).with_name("template_constructs.jinja")
+CONSTRUCTS = FILE.read_text(encoding="utf-8").removesuffix("\n").split("\n")
 WHITESPACE = next(i for i, line in enumerate(CONSTRUCTS) if "{%- if true -%}" in line)  # with the seven lines below it
 
 

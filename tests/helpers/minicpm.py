@@ -4,6 +4,7 @@ Facts from modeling_minicpmv.py, modeling_navit_siglip.py and resampler.py in it
 modeling_minicpmv4_6.py of Transformers 5.24.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -70,53 +71,4 @@ def parts_of(pixels: NDArray[np.float32], version: str, sizes: Sequence[tuple[in
 # What `MiniCPMVImageProcessor` of MiniCPM-V 2.6, and `MiniCPMV4_6ImageProcessorPil` and `MiniCPMV4_6Processor` of
 # Transformers 5.24, make of `noise` by height and width: rows and columns of the patches of each part, the CRC of the
 # pixels, and the text, with brackets for the tokens around slices and the number of tokens for each run.
-RECORDED: dict[tuple[int, int], list[tuple[list[tuple[int, int]], int, str]]] = {
-    (40, 31): [
-        ([(9, 7), *[(6, 10)] * 2], 2_247_508_496, "<image>6</image>[6]\n[6]"),
-        ([(8, 8), *[(8, 8)] * 2], 628_191_262, "<image>4</image>[4]\n[4]"),
-    ],
-    (20, 75): [
-        ([(4, 15), *[(7, 9)] * 3], 1_626_945_443, "<image>6</image>[6][6][6]"),
-        ([(4, 16), *[(8, 8)] * 3], 3_408_683_912, "<image>4</image>[4][4][4]"),
-    ],
-    (8, 8): [
-        ([(8, 8)], 1_541_035_333, "<image>6</image>"),
-        ([(8, 8)], 1_541_035_333, "<image>4</image>"),
-    ],
-    (90, 120): [
-        ([(7, 9), *[(7, 9)] * 4], 1_283_957_139, "<image>6</image>[6][6]\n[6][6]"),
-        ([(8, 8), *[(8, 8)] * 4], 3_930_945_721, "<image>4</image>[4][4]\n[4][4]"),
-    ],
-    (64, 17): [
-        ([(16, 4), *[(9, 7)] * 3], 2_590_493_282, "<image>6</image>[6]\n[6]\n[6]"),
-        ([(16, 4), *[(8, 8)] * 3], 2_857_355_845, "<image>4</image>[4]\n[4]\n[4]"),
-    ],
-    (200, 20): [
-        ([(25, 2), *[(12, 5)] * 4], 2_700_514_027, "<image>6</image>[6]\n[6]\n[6]\n[6]"),
-        ([(24, 4), *[(12, 4)] * 4], 3_142_651_294, "<image>6</image>[3]\n[3]\n[3]\n[3]"),
-    ],
-    (33, 33): [
-        ([(8, 8), *[(6, 11)] * 2], 1_010_828_617, "<image>6</image>[6]\n[6]"),
-        ([(8, 8), *[(4, 12)] * 2], 4_147_258_323, "<image>4</image>[3]\n[3]"),
-    ],
-    (32, 32): [
-        ([(8, 8)], 316_006_065, "<image>6</image>"),
-        ([(8, 8)], 316_006_065, "<image>4</image>"),
-    ],
-    (45, 46): [
-        ([(8, 8), *[(8, 8)] * 4], 47_411_390, "<image>6</image>[6][6]\n[6][6]"),
-        ([(8, 8), *[(8, 8)] * 4], 47_411_390, "<image>4</image>[4][4]\n[4][4]"),
-    ],
-    (64, 64): [
-        ([(8, 8), *[(8, 8)] * 4], 1_481_834_102, "<image>6</image>[6][6]\n[6][6]"),
-        ([(8, 8), *[(8, 8)] * 4], 1_481_834_102, "<image>4</image>[4][4]\n[4][4]"),
-    ],
-    (100, 31): [
-        ([(14, 4), *[(8, 8)] * 3], 2_253_613_260, "<image>6</image>[6]\n[6]\n[6]"),
-        ([(16, 4), *[(8, 8)] * 3], 212_367_876, "<image>4</image>[4]\n[4]\n[4]"),
-    ],
-    (31, 100): [
-        ([(4, 14), *[(8, 8)] * 3], 3_001_609_690, "<image>6</image>[6][6][6]"),
-        ([(4, 12), *[(8, 8)] * 3], 795_711_992, "<image>3</image>[4][4][4]"),
-    ],
-}  # fmt: skip
+RECORDED = [*map(json.loads, Path(__file__).with_suffix(".jsonl").read_text(encoding="utf-8").splitlines())]

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
+import bodies
 import outrider
 from outrider.server import chat as chats
 from outrider.server import completions, responses
@@ -39,42 +40,11 @@ def said(answer: Any) -> str:
     return content
 
 
-SAME: list[dict[str, Any]] = [
-    {"user": "me", "metadata": {"a": 1}, "store": True, "service_tier": "auto", "prompt_cache_key": "k"},
-    {"cache_prompt": True, "client_metadata": {}, "keep_alive": "5m", "usage": {"include": True}, "id_slot": -1},
-    {"mirostat": 0, "tfs_z": 1.0, "xtc_probability": 0, "length_penalty": 1, "early_stopping": False},
-    {"max_tokens": 6.0}, {"max_tokens": None, "n_predict": 6}, {"seed": 42.0}, {"stop": ""}, {"stop": [""]},
-    {"temperature": 1e-8}, {"temperature": 1e-4}, {"temperature": 0, "top_p": 0}, {"temperature": 1, "top_p": 0},
-    {"temperature": 0.7, "top_p": 0.0}, {"top_k": -1}, {"tools": []}, {"tools": [{"type": "web_search"}]},
-    {"tools": [{"type": "custom", "name": "apply_patch"}], "tool_choice": "auto"},
-    {"messages": [{"role": "user", "content": "Say hi.", "cache_control": {"type": "ephemeral"}, "id": "1"}]},
-    {"messages": [{"role": "user", "content": [{"type": "text", "text": "Say hi.", "cache_control": {}}]}]},
-    {"messages": [{"role": "user", "content": [{"type": "input_text", "text": "Say hi."}]}]},
-    {"messages": [*HELLO, {"role": "assistant", "content": ""}]},  # an answer that has not begun
-    {"messages": [*HELLO, {"role": "assistant", "content": None, "refusal": ""}]},
-    {"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning_effort": "low"},
-    {"documents": [], "verbosity": "low"},
-    {"reasoning": {"effort": "high", "exclude": True}}, {"thinking": {"type": "enabled", "budget_tokens": 1}},
-    {"reasoning_budget": -1}, {"response_format": {"type": "text", "strict": True}}, {"stream_options": {"other": 1}},
-    {"max_tokens": "6", "temperature": "0", "top_p": "1.0", "n": "1", "stream": "false"}, {"logit_bias": []},
-    {"messages": [{"role": "user", "content": ["Say hi."]}]}, {"samplers": [], "lora": [], "bad_words": None},
-    {"model": None}, {"unheard_of": None}, {"logprobs": 0, "top_logprobs": 0}, {"logprobs": "true"}, {"stop": [None]},
-    {"dry_multiplier": 0, "dry_base": 1.75, "dry_sequence_breakers": ["x"], "mirostat_tau": 5.0, "xtc_threshold": 0.1},
-    {"top_n_sigma": -1, "n_probs": 0, "n_keep": 0, "t_max_predict_ms": 0, "typ_p": 1.0, "adaptive_target": -1.0},
-    {"repeat_last_n": 64, "repeat_penalty": 1.0}, {"repeat_last_n": -1}, {"think": False}, {"best_of": 1},
-    {"function_call": "none", "functions": []}, {"thinking": False}, {"reasoning": "off"}, {"reasoning": "high"},
-    {"timeout": 30, "tags": ["a"], "num_retries": 2, "caching": False, "tool_stream": True, "conversation_id": "c"},
-    {"unheard_of": False, "unheard": "", "of": [], "it": {}}, {"do_sample": True, "num_beams": 1, "rep_pen": 1.0},
-    {"speculative.n_max": 5, "rid": "r", "api_key": "k", "grammar": "", "stream": 0, "response_format": {}},
-    {"messages": [{"role": "User", "content": {"type": "text", "text": "Say hi."}}], "do_sample": False},
-    {"messages": [{"role": "human", "content": [{"text": "Say hi."}, {"type": "text", "text": None}]}]},
-    {"tools": [{"google_search": {}}], "model": "tiny:latest"}, {"reasoning_budget_tokens": -1},
-    {"messages": [*HELLO, {"role": "ai", "content": None, "reasoning": {"text": "Hm."}}]},
-    {"echo": False, "num_ctx": 4096, "ttl": 300, "plugins": [], "transforms": [], "models": ["a"], "id": "i"},
-    {"unheard_of": 1, "trustedMode": True, "reasoning_split": True, "mode": "instruct", "speed": "fast", "system": ""},
-    {"repetition_penalty_range": 1024, "sampler_order": [6, 0], "ban_eos_token": False, "stop_strings": []},
-    {"enable_thinking": "false", "guided_json_object": False, "parallel_tool_calls": "true"},
-]  # fmt: skip
+# Fields of chats as clients send them, one a line: those that mean what others do, by name, and those without effect.
+FILE = Path(bodies.__file__).with_name("other_requests.jsonl")
+ROWS = [*map(json.loads, FILE.read_text(encoding="utf-8").splitlines())]
+SAME = [row["theirs"] for row in ROWS if "ours" not in row]
+SHAPED = {row["name"]: (row["theirs"], row["ours"]) for row in ROWS if "ours" in row}
 
 
 @pytest.mark.parametrize("fields", SAME, ids=lambda fields: str(fields)[:60])
@@ -411,65 +381,6 @@ def test_variables_of_the_template_have_many_names() -> None:
     assert options(thinking={"type": "enabled", "budget_tokens": 9})["reasoning_budget"] == 9
     assert options(thinking_budget=7)["reasoning_budget"] == 7
     assert "chat_template_kwargs" not in options()
-
-
-NAMED = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-OTHER = {"type": "function", "function": {"name": "g", "parameters": {"type": "object"}}}
-SCHEMA = {"type": "object", "properties": {}}
-SHAPED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "flat tool without a type": ({"tools": [{"name": "f", "parameters": {"type": "object"}}]}, {"tools": [NAMED]}),
-    "Anthropic's tool": (
-        {"tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "tool", "name": "f"}},
-        {"tools": [NAMED], "tool_choice": {"type": "function", "function": {"name": "f"}}},
-    ),
-    "a tool twice": ({"tools": [NAMED, NAMED]}, {"tools": [NAMED]}),
-    "a name as choice": (
-        {"tools": [NAMED], "tool_choice": "f"},
-        {"tools": [NAMED], "tool_choice": {"type": "function", "function": {"name": "f"}}},
-    ),
-    "json": ({"response_format": {"type": "json"}}, {"response_format": {"type": "json_object"}}),
-    "flat tool": ({"tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}]}, {"tools": [NAMED]}),
-    "any": ({"tools": [NAMED], "tool_choice": "any"}, {"tools": [NAMED], "tool_choice": "required"}),
-    "auto, as an object": ({"tools": [NAMED], "tool_choice": {"type": "auto"}}, {"tools": [NAMED]}),
-    "flat choice": (
-        {"tools": [NAMED], "tool_choice": {"type": "function", "name": "f"}},
-        {"tools": [NAMED], "tool_choice": {"type": "function", "function": {"name": "f"}}},
-    ),
-    "allowed tools": (
-        {"tools": [OTHER, NAMED], "tool_choice": {"type": "allowed_tools", "allowed_tools": {
-            "mode": "required", "tools": [{"type": "function", "function": {"name": "f"}}]}}},
-        {"tools": [NAMED], "tool_choice": "required"},
-    ),
-    "flat schema": (
-        {"response_format": {"type": "json_schema", "schema": SCHEMA}},
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
-    ),
-    "guided_json": (
-        {"guided_json": SCHEMA}, {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
-    ),
-    "structured outputs": (
-        {"structured_outputs": {"json": SCHEMA, "regex": None}},
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
-    ),
-    "guided_choice": ({"guided_choice": ["a+", "b"]}, {"regex": r"a\+|b"}),
-    "a schema as text": ({"guided_json": json.dumps(SCHEMA)}, {"guided_json": SCHEMA}),
-    "TGI's schema": ({"response_format": {"type": "json", "value": SCHEMA}}, {"guided_json": SCHEMA}),
-    "TGI's regex": ({"response_format": {"type": "regex", "value": "a+"}}, {"regex": "a+"}),
-    "Fireworks' grammar": (
-        {"response_format": {"type": "grammar", "grammar": 'start: "a"'}}, {"grammar": 'start: "a"'},
-    ),
-    "any object": ({"structured_outputs": {"json_object": True}}, {"response_format": {"type": "json_object"}}),
-    "fills the context": ({"max_tokens": -2}, {"max_tokens": 2**40}),
-    "Hugging Face's names": ({"max_new_tokens": 5, "stop_sequences": ["x"]}, {"max_tokens": 5, "stop": ["x"]}),
-    "pairs of biases": (
-        {"logit_bias": [[5, 1.5], [7, False]], "banned_token_ids": [9]},
-        {"logit_bias": {"5": 1.5}, "banned_token_ids": [9, 7]},
-    ),
-    "a schema by our name": ({"json_schema": SCHEMA}, {"guided_json": SCHEMA}),
-    "think": ({"think": "high"}, {"reasoning_effort": "high"}),
-    "guided_grammar": ({"guided_grammar": 'root ::= "a"'}, {"grammar": 'root ::= "a"'}),
-    "a structured grammar": ({"structured_outputs": {"grammar": 'root ::= "a"'}}, {"grammar": 'root ::= "a"'}),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", SHAPED)
