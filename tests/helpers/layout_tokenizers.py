@@ -3,6 +3,7 @@
 import functools
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from tiny import TEXT, train_sentencepiece
@@ -12,26 +13,6 @@ _MORE = (
     "L'année 1984, « bien sûr » : 12 345,67 €. ¿Qué? El niño comió. Dzień dobry, świecie!",
     "Привет, мир! 今天天气很好，我们去公园。こんにちは。 안녕하세요. سلام دنیا. नमस्ते दुनिया. Γειά σου.",
 ) * 6
-_CL100K = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
-)
-_QWEN = _CL100K.replace(r"\p{N}{1,3}", r"\p{N}")
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_O200K = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SHORT}"
-    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
-
-
-def _split(pattern: str, behavior: str = "Isolated", invert: bool = False) -> dict[str, Any]:
-    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior, "invert": invert}
 
 
 def _bytes(**changes: Any) -> dict[str, Any]:
@@ -42,54 +23,8 @@ def _sequence(*steps: dict[str, Any]) -> dict[str, Any]:
     return {"type": "Sequence", "pretokenizers": [*steps]}
 
 
-_PLAIN_BYTES = _bytes(use_regex=False)
-_DIGITS = {"type": "Digits", "individual_digits": True}
-_GPT2 = _bytes()  # as saved before `use_regex` was there
-_LETTERS = (
-    "A-Za-z\xb5\xc0-\xd6\xd8-\xf6\xf8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373\u0376\u0377"
-    "\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-"
-    "\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-"
-    "\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d"
-    "\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-"
-    "\u1ff4\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134"
-    "\u2139\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3"
-    "\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17"
-    "\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-"
-    "\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
-)
-_SPLITS: dict[str, dict[str, Any]] = {
-    "gpt2": _GPT2,
-    "bloom": _sequence(_split(_BLOOM), _PLAIN_BYTES),
-    "falcon": _sequence(
-        {"type": "Punctuation", "behavior": "Contiguous"}, _GPT2, {"type": "Digits", "individual_digits": False},
-        _split("[0-9][0-9][0-9]"),
-    ),
-    "falcon3": _sequence(
-        {"type": "Punctuation", "behavior": "Contiguous"}, _bytes(use_regex=True), _DIGITS, _split("[0-9][0-9][0-9]"),
-    ),
-    "starcoder": _sequence(_DIGITS, _bytes(use_regex=True)),
-    "llama3": _sequence(_split(_CL100K), _PLAIN_BYTES),
-    "cl100k": _sequence(_split(_CL100K, "Removed", invert=True), _PLAIN_BYTES),
-    "qwen": _sequence(_split(_QWEN), _PLAIN_BYTES),
-    "tekken": _sequence(_split(_TEKKEN), _PLAIN_BYTES),
-    "o200k": _sequence(_split(_O200K), _PLAIN_BYTES),
-    "deepseek-coder": _sequence(
-        _split(r"[\r\n]"), _split(r"\s?\p{L}+"), _split(r"\s?\p{P}+"), _split("[一-龥ࠀ-一가-퟿]+"), _DIGITS,
-        _PLAIN_BYTES,
-    ),
-    "deepseek-llm": _sequence(
-        _split(r"[\r\n]"), _split(rf"\s?[{_LETTERS}]+"), _split(r"\s?[!-/:-~！-／：-～‘-‟　-。]+"), _split(r"\s+$"),
-        _split("[一-龥ࠀ-一가-퟿]+"), _DIGITS, _PLAIN_BYTES,
-    ),
-    "deepseek-v3": _sequence(
-        _split(r"\p{N}{1,3}"), _split("[一-龥぀-ゟ゠-ヿ]+"),
-        _split(
-            r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-            r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-        ),
-        _PLAIN_BYTES,
-    ),
-}  # fmt: skip
+# Pre-tokenizers as published; GPT-2's as saved before `use_regex` was there.
+_SPLITS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
 
 def _added(token_id: int, content: str, special: bool = True, **changes: Any) -> dict[str, Any]:
