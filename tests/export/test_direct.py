@@ -59,6 +59,7 @@ from shapes import (
     CONFIGS,
     GEMMA4_DENSE,
     GEMMA4_EXPERTS,
+    IN_GGUF,
     NEMOTRON_EXPERTS,
     VARIANTS,
     do_not_scale_windows,
@@ -334,7 +335,7 @@ def write_gguf(
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     in_gguf = form.gguf or {"granitemoe_swa": "granite_swa"}.get(name, "llama")  # Mixtral's
     in_gguf += "_moe" if decoder.blocks and decoder.experts else ""
-    known = _LIKE_IN_GGUF.get(in_gguf, in_gguf)
+    known = _LIKEIN_GGUF.get(in_gguf, in_gguf)
     architecture = gguf.MODEL_ARCH(next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == known))
     kinds: list[str] = block_kinds(config) or [layer.state.kind if layer.state else "" for layer in decoder.layers]
     names = gguf.get_tensor_name_map(architecture, len(kinds))
@@ -445,7 +446,7 @@ def write_gguf(
         )
         for part, numbers in parts:
             target = part if part.startswith("blk.") else names.get_name(part, try_suffixes=(".weight", ".bias"))
-            if other := next((theirs for ours, theirs in _NOT_IN_GGUF.items() if ours in part), ""):
+            if other := next((theirs for ours, theirs in _NOTIN_GGUF.items() if ours in part), ""):
                 target = f"blk.{part.split('.')[2]}.{other}.weight"
             if weight == "lm_head.weight":
                 target = "output.weight"  # the package gguf has none for lfm2moe
@@ -462,32 +463,20 @@ _WITH_PATTERN = (
     "cohere2_moe", "exaone4", "exaone_moe", "granite_swa", "granitemoe_swa", "mellum", "muse_glimmer_text", "olmo3",
 )  # fmt: skip
 # Those that the package gguf does not have, or only from 0.20 on, and others with such tensors.
-_LIKE_IN_GGUF = {"cohere2moe": "glm4moe", "granite_swa": "granite", "mellum": "qwen3moe", "muse-glimmer": "afmoe"}
-_NOT_IN_GGUF = {
+_LIKEIN_GGUF = {"cohere2moe": "glm4moe", "granite_swa": "granite", "mellum": "qwen3moe", "muse-glimmer": "afmoe"}
+_NOTIN_GGUF = {
     "self_attn.sinks": "attn_sinks", "shared_mlp.input_linear": "ffn_up_shexp", "shared_mlp.output_": "ffn_down_shexp",
     "moe.experts.gate_up_proj": "ffn_gate_up_exps", "moe.experts.down_proj": "ffn_down_exps",
     "block_sparse_moe.router.weight": "ffn_gate_inp", "mixer.experts.up_proj": "ffn_up_exps",
     "mixer.experts.down_proj": "ffn_down_exps",
 }  # fmt: skip
-# What a GGUF file cannot say: llama.cpp takes windows and rotations of these by the number of the layer.
-_IN_GGUF: dict[str, dict[str, Any]] = {
-    "llama4_text": {"floor_scale": 8192, "attn_scale": 0.1},
-    "gemma2": {"query_pre_attn_scalar": 32},
-    "gemma3_text": {"query_pre_attn_scalar": 32, "num_hidden_layers": 7, "layer_types": None},
-    "qwen2": {"use_sliding_window": False},
-    "smollm3": {"no_rope_layer_interval": 4},
-    "starcoder2": {"sliding_window": None},
-    "mixtral": {"sliding_window": None},
-    "muse_glimmer_text": {"post_norm_eps": 1e-8},
-    "qwen2_moe": {"norm_topk_prob": False},
-}
 
 
 @pytest.mark.fast_cases(8)
 @pytest.mark.usefixtures("in_pieces")
 @pytest.mark.parametrize("name", [*(form.name for form in ARCHS.values() if form.gguf), "mixtral", "granitemoe_swa"])
 def test_gguf_files_give_the_same(name: str, tmp_path: Path) -> None:
-    model, folder = saved(name, tmp_path / name, **_IN_GGUF.get(name, {}))
+    model, folder = saved(name, tmp_path / name, **IN_GGUF.get(name, {}))
     write_gguf(folder, tmp_path / "model.gguf", name)
     graph = graph_of(tmp_path / "model.gguf", "fp32", tmp_path / "scratch")
     assert error_beside(model, graph) < MOST.get(name, 5e-6)
@@ -807,15 +796,18 @@ def test_every_code_of_fp8_is_pytorch_s() -> None:
     assert np.array_equal(fp8.unpacked(codes), expected, equal_nan=True)
 
 
-def changed_gguf(path: Path, metadata: dict[str, Any], tensors: dict[str, Any]) -> Path:
-    """A GGUF file of a Llama checkpoint, without weights but an embedding, with other metadata and tensors.
+@pytest.fixture(scope="module")
+def llama_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    write_gguf(saved("llama", folder / "llama")[1], folder / "plain.gguf", "llama")
+    return folder / "plain.gguf"
 
-    The file as it was is "plain.gguf".
-    """
-    write_gguf(saved("llama", path.with_name("llama"))[1], path.with_name("plain.gguf"), "llama")
+
+def changed_gguf(plain: Path, path: Path, metadata: dict[str, Any], tensors: dict[str, Any]) -> Path:
+    """A GGUF file of a Llama, without weights but an embedding, with other metadata and tensors."""
     writer = gguf.GGUFWriter(path, "llama")
-    plain = {key: value for key, value in read_header(path.with_name("plain.gguf")).metadata.items() if "llama." in key}
-    for key, value in (plain | metadata).items():
+    known = {key: value for key, value in read_header(plain).metadata.items() if "llama." in key}
+    for key, value in (known | metadata).items():
         add = writer.add_string if isinstance(value, str) else writer.add_uint32
         (writer.add_float32 if isinstance(value, float) else add)(key, value)
     for name, values in ({"token_embd.weight": np.zeros((8, 64), np.float32)} | tensors).items():
@@ -824,23 +816,22 @@ def changed_gguf(path: Path, metadata: dict[str, Any], tensors: dict[str, Any]) 
     return path
 
 
-def test_llama3_files_divide_frequencies(tmp_path: Path) -> None:
+def test_llama3_files_divide_frequencies(llama_file: Path, tmp_path: Path) -> None:
     """rope_freqs.weight, as in GGUF files of Llama 3.1 and later."""
     divisors = np.linspace(1, 8, 8, dtype=np.float32)
-    path = changed_gguf(tmp_path / "scaled.gguf", {}, {"rope_freqs.weight": divisors})
+    path = changed_gguf(llama_file, tmp_path / "scaled.gguf", {}, {"rope_freqs.weight": divisors})
     plain, found = (
-        open_weights(each, is_gguf=True).decoder.ropes["full_attention"].frequencies
-        for each in (tmp_path / "plain.gguf", path)
+        open_weights(each, is_gguf=True).decoder.ropes["full_attention"].frequencies for each in (llama_file, path)
     )
     assert np.allclose(found, plain / divisors)
 
 
 @pytest.mark.parametrize("parts", [("short", "long"), ("short",)])
-def test_files_with_factors_of_long_texts(parts: tuple[str, ...], tmp_path: Path) -> None:
+def test_files_with_factors_of_long_texts(parts: tuple[str, ...], llama_file: Path, tmp_path: Path) -> None:
     """rope_factors_*.weight, as in GGUF files of Phi 3.5 and Phi 4 mini; without the second, the context ends."""
     factors = {f"rope_factors_{part}.weight": np.linspace(1, 2 + len(part), 8, dtype=np.float32) for part in parts}
     metadata = {"llama.rope.scaling.original_context_length": 128}
-    found = open_weights(changed_gguf(tmp_path / "long.gguf", metadata, factors), is_gguf=True).decoder
+    found = open_weights(changed_gguf(llama_file, tmp_path / "long.gguf", metadata, factors), is_gguf=True).decoder
     assert (found.long_from, found.context_length) == ((128, None) if "long" in parts else (0, 128))
 
 
@@ -851,15 +842,17 @@ def test_files_with_factors_of_long_texts(parts: tuple[str, ...], tmp_path: Path
     ({"llama.rope.scaling.factor": 4.0, "llama.rope.scaling.type": "linear"}, 4),
     ({"llama.rope.scaling.factor": 0.0}, 1),
 ])  # fmt: skip
-def test_linear_scaling_as_llamacpp_reads_it(metadata: dict[str, Any], factor: float, tmp_path: Path) -> None:
-    found = open_weights(changed_gguf(tmp_path / "scaled.gguf", metadata, {}), is_gguf=True).decoder
-    plain = open_weights(tmp_path / "plain.gguf", is_gguf=True).decoder
+def test_linear_scaling_as_llamacpp_reads_it(
+    metadata: dict[str, Any], factor: float, llama_file: Path, tmp_path: Path
+) -> None:
+    found = open_weights(changed_gguf(llama_file, tmp_path / "scaled.gguf", metadata, {}), is_gguf=True).decoder
+    plain = open_weights(llama_file, is_gguf=True).decoder
     frequencies, expected = (each.ropes["full_attention"].frequencies for each in (found, plain))
     assert np.allclose(frequencies, expected / factor)
 
 
-def test_a_gguf_file_says_how_many_numbers_of_a_head_rotate(tmp_path: Path) -> None:
-    path = changed_gguf(tmp_path / "half.gguf", {"llama.rope.dimension_count": 8}, {})
+def test_a_gguf_file_says_how_many_numbers_of_a_head_rotate(llama_file: Path, tmp_path: Path) -> None:
+    path = changed_gguf(llama_file, tmp_path / "half.gguf", {"llama.rope.dimension_count": 8}, {})
     assert open_weights(path, is_gguf=True).decoder.rotary_size == 8
 
 
@@ -870,9 +863,9 @@ def test_a_gguf_file_says_how_many_numbers_of_a_head_rotate(tmp_path: Path) -> N
     ({}, {"rope_freqs.weight": np.ones(8, np.float16)}, "rope_freqs.weight as F16"),
 ])  # fmt: skip
 def test_gguf_files_that_compute_something_else_are_refused(
-    metadata: dict[str, Any], tensors: dict[str, Any], says: str, tmp_path: Path
+    metadata: dict[str, Any], tensors: dict[str, Any], says: str, llama_file: Path, tmp_path: Path
 ) -> None:
-    path = changed_gguf(tmp_path / "other.gguf", metadata, tensors)
+    path = changed_gguf(llama_file, tmp_path / "other.gguf", metadata, tensors)
     with pytest.raises(NotDirect, match=says):
         open_weights(path, is_gguf=True)
 

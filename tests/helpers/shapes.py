@@ -17,39 +17,36 @@ WINDOW = 16  # tokens of all sliding windows here; the texts are longer
 NUM_EXPERTS, NUM_ACTIVE = 4, 2
 
 
-def _read() -> dict[str, tuple[str, dict[str, Any]]]:
-    """The lines of `shapes.jsonl`: by name, which architecture it changes (`of`), and sizes.
+def _read() -> dict[str, dict[str, Any]]:
+    """The lines of `shapes.jsonl` by name, with all of their sizes.
 
-    like: the lines that it begins with, without some of their keys.
+    like: the lines that one begins with, without some of their keys. of: the architecture that it changes. onnx, gguf:
+    changes for ONNX, which has no windows, and for what a GGUF file cannot say: llama.cpp takes windows and rotations
+    by the number of the layer.
     """
-    rows: dict[str, tuple[str, dict[str, Any]]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for line in Path(__file__).with_suffix(".jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        begun = {key: each for name in row.get("like", ()) for key, each in rows[name][1].items()}
-        own = {key: each for key, each in begun.items() if key not in row.get("without", ())} | row["sizes"]
-        rows[row["name"]] = row.get("of", ""), own
+        begun = {key: each for name in row.get("like", ()) for key, each in rows[name]["sizes"].items()}
+        row["sizes"] = {key: each for key, each in begun.items() if key not in row.get("without", ())} | row["sizes"]
+        rows[row["name"]] = row
     return rows
 
 
 _ROWS = _read()
 # What Transformers' configuration of each architecture is made with; names with an underscore are parts of others.
-CONFIGS = {name: sizes for name, (of, sizes) in _ROWS.items() if not of and name[0] != "_"}
-# Other configurations: the architecture, and what is changed.
-VARIANTS = {name: row for name, row in _ROWS.items() if row[0]}
-_SLIDE, _FULL = "sliding_attention", "full_attention"
-
-# Gemma 4's larger models: keys and values of one product where attention is full, none shared, no inputs by layer.
-GEMMA4_DENSE, GEMMA4_EXPERTS = _ROWS["_gemma4_dense"][1], _ROWS["_gemma4_experts"][1]
-NEMOTRON_EXPERTS = _ROWS["_nemotron_experts"][1]
-
-# Changes for ONNX, which has no windows.
-IN_ONNX: dict[str, dict[str, Any]] = {
-    "exaone4": {"sliding_window": None, "layer_types": [_FULL] * 4},
-    "mistral": {"sliding_window": None},
-    "phi3": {"sliding_window": None},
-    "qwen2": {"use_sliding_window": False},
-    "stablelm": {"hidden_size": 128, "partial_rotary_factor": 0.5},  # 16 numbers of each head
+CONFIGS: dict[str, dict[str, Any]] = {
+    name: row["sizes"] for name, row in _ROWS.items() if "of" not in row and name[0] != "_"
 }
+# Other configurations: the architecture, and what is changed.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    name: (row["of"], row["sizes"]) for name, row in _ROWS.items() if "of" in row
+}
+IN_ONNX, IN_GGUF = ({name: row[form] for name, row in _ROWS.items() if form in row} for form in ("onnx", "gguf"))
+# Gemma 4's larger models: keys and values of one product where attention is full, none shared, no inputs by layer.
+GEMMA4_DENSE, GEMMA4_EXPERTS, NEMOTRON_EXPERTS = (
+    _ROWS[name]["sizes"] for name in ("_gemma4_dense", "_gemma4_experts", "_nemotron_experts")
+)
 
 
 def make_model(architecture: str, seed: int = 0, **changes: Any) -> Any:
@@ -138,7 +135,7 @@ def do_not_scale_windows(model: Any) -> None:
         return inputs, options | {"position_embeddings": plain(inputs[0], options["position_ids"])}
 
     for layer, kind in zip(model.model.layers, config.layer_types, strict=True):
-        if kind == _SLIDE:
+        if kind == "sliding_attention":
             layer.register_forward_pre_hook(rotate, with_kwargs=True)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+import browsing
 from browsing import answer_with, ask, asked, chromium, events_of, opened, send, set_options, show_menu
 from outrider.decoding.row_budget import RowBudget
 from outrider.server import Settings
@@ -427,27 +428,7 @@ def test_announcements_are_few(page: Page) -> None:
     assert page.get_by_role("log").get_attribute("aria-live") == "off"
 
 
-CONTRASTS = """() => {
-    const rgb = (text) => text.match(/[\\d.]+/g).map(Number);
-    const light = (color) => color.slice(0, 3).map((c) => c / 255)
-        .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
-        .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
-    const after = (node) => {
-        for (; node; node = node.parentElement) {
-            const color = rgb(getComputedStyle(node).backgroundColor);
-            if (color.length === 3 || color[3] === 1) return color;
-        }
-    };
-    const low = [];
-    for (const node of document.querySelectorAll("body *")) {
-        const own = [...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
-        if (!node.checkVisibility() || node.disabled || !(own || node.placeholder)) continue;
-        const color = getComputedStyle(node, own ? null : "::placeholder").color;
-        const [a, b] = [rgb(color), after(node)].map(light).sort((x, y) => y - x);
-        if ((a + 0.05) / (b + 0.05) < 4.5) low.push(`${node.tagName} ${node.className} ${color}`);
-    }
-    return low;
-}"""
+CONTRASTS = Path(browsing.__file__).with_name("contrasts.js").read_text(encoding="utf-8")
 NAMED = {
     "button", "textbox", "combobox", "switch", "checkbox", "spinbutton", "link", "region", "log", "article", "form",
     "RootWebArea",
