@@ -110,6 +110,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def seeing(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with an encoder of images, a toy."""
+    from tiny_vision import add_toy_encoder
+
+    return add_toy_encoder(tiny, tmp_path_factory.mktemp("seeing") / "bundle").folder
+
+
+@pytest.fixture(scope="session")
 def tiny_pair(tiny: Path) -> Path:
     """The same model as main and as draft model."""
     from outrider_export import export_bundle

@@ -15,15 +15,10 @@ from outrider.cli.chat.session import Session
 from outrider.errors import RequestError
 from outrider.inputs.vision import Tiles, VisionEncoder, read_image, to_data_url
 from outrider.types import Prompt
-from tiny_vision import PARTS_TEMPLATE, TOY_PLACE, add_toy_encoder, asking, picture
+from tiny_vision import PARTS_TEMPLATE, TOY_PLACE, asking, picture
 
 Image: Any = pytest.importorskip("PIL.Image", reason="the extra [vision]")
 OPTIONS: dict[str, Any] = {"max_new_tokens": 12, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def seeing(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return add_toy_encoder(tiny, tmp_path_factory.mktemp("seeing") / "bundle").folder
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ import pytest
 
 import outrider
 from outrider.errors import RequestError, TooLong
-from outrider.inputs.vision import images, read_image, to_data_url
-from tiny_vision import add_toy_encoder, asking, picture
+from outrider.inputs.vision import images, prompts, read_image, to_data_url
+from tiny_vision import asking, picture
 
 Image: Any = pytest.importorskip("PIL.Image", reason="the extra [vision]")
 
@@ -114,20 +114,15 @@ def test_decoding_takes_what_is_said(tmp_path: Path, kind: str, mode: str, turne
 
 
 @pytest.mark.slow
-def test_images_that_cannot_fit_are_not_all_decoded(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from outrider.inputs.vision import prompts
-
+def test_images_that_cannot_fit_are_not_all_decoded(seeing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Any] = []
 
     def watched(*given: Any) -> Any:
         read.append(given)
         return read_image(*given)
 
-    folder = add_toy_encoder(tiny, tmp_path / "seeing").folder
     monkeypatch.setattr(prompts, "read_image", watched)
-    with outrider.load(folder, cache_size=0.02, keep_records=False, drafter=None, image_memory=0.001) as engine:
+    with outrider.load(seeing, cache_size=0.02, keep_records=False, drafter=None, image_memory=0.001) as engine:
         with pytest.raises(
             TooLong, match="The first 205 of 1000 images take 8,200 tokens, more than the model's context"
         ):

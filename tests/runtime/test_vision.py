@@ -31,16 +31,10 @@ from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.tuning.model_spec import adapters_of
 from outrider.types import Chunk, Exactness, Prompt, Span
 from tiny import SHAPE
-from tiny_vision import ROWS, SIDE, TOY_PLACE, add_toy_encoder, asking, picture
+from tiny_vision import ROWS, SIDE, TOY_PLACE, asking, picture
 
 Image: Any = pytest.importorskip("PIL.Image", reason="the extra [vision]")
 STATES = "hidden_states.0"
-
-
-@pytest.fixture(scope="module")
-def seeing(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle whose main model sees images."""
-    return add_toy_encoder(tiny, tmp_path_factory.mktemp("seeing") / "bundle").folder
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 from outrider.inputs.vision import Vision
 from outrider.server import Settings
 from serving import Live, serving, wait_until
-from tiny_vision import add_toy_encoder, asking, picture
+from tiny_vision import asking, picture
 
 Image: Any = pytest.importorskip("PIL.Image", reason="the extra [vision]")
 
@@ -38,10 +38,9 @@ UNSEEN = [
 
 
 @pytest.fixture(scope="module")
-def live(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def live(tiny: Path, seeing: Path) -> Iterator[Live]:
     """A server of a model that sees images, with room for the answers to three, and of one that does not."""
-    folder = add_toy_encoder(tiny, tmp_path_factory.mktemp("images") / "seeing").folder
-    with serving({"tiny": tiny, "seeing": folder}, Settings(max_stored=3 * len(url_of(2)))) as live:
+    with serving({"tiny": tiny, "seeing": seeing}, Settings(max_stored=3 * len(url_of(2)))) as live:
         yield live
 
 

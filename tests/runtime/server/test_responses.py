@@ -15,13 +15,9 @@ from outrider.server.logprobs import LocatedLogprobs, TokenTexts
 from outrider.server.responses import RESPONSES
 from outrider.testing import ToyTokenizer
 from outrider.types import TokenLogprobs
-from serving import MESSAGES, SCHEMA, Live, choice_of, serving
+from serving import MESSAGES, Live, choice_of, serving
 
 SAMPLED: dict[str, Any] = {"temperature": 1, "extra_body": {"seed": 3}}
-FUNCTIONS: list[Any] = [
-    {"type": "function", "name": "look", "description": "Look.", "parameters": SCHEMA, "strict": True},
-    {"type": "function", "name": "stop", "parameters": None, "strict": False},
-]
 
 
 def test_a_text_is_answered_as_by_the_engine(client: Any, engine: outrider.Engine) -> None:
