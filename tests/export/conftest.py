@@ -1,25 +1,130 @@
 """Tiny random models with a real tokenizer, as checkpoint folders and as GGUF files."""
 
+import hashlib
+import importlib
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 import outrider
 import outrider_export
-from conversions import Conversions, sha256_of
 from exports import Recorder
-from in_process import convert_here
 from outrider.bundle import Bundle, read_bundle
+from outrider.errors import ExportError
+from outrider_export.child import _one_line
 from tiny import TEMPLATE, gguf_name_of, train_tokenizer, write_gguf
+
+# Conversions in this process: a child for each would load Python's libraries, PyTorch among them, some hundred times.
+
+WORK = {"job": "work", "compare": "compare"}  # elsewhere it is `convert`
+CALLERS = ("bundles.convert_model", "with_torch.fidelity", "text_encoders.export")
+
+
+class Relay:
+    """A progress for the conversion; remembers what the caller's own raised, which would not reach a child."""
+
+    def __init__(self, progress: Any) -> None:
+        self._progress = progress
+        self.raised: BaseException | None = None
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def tell(*message: Any) -> None:
+            try:
+                getattr(self._progress, name)(*message)
+            except BaseException as error:
+                self.raised = error
+                raise
+
+        return tell
+
+
+def run_here(module: str, job: dict[str, Any], what: str, progress: Any) -> dict[str, Any]:
+    """What `run_child` does, without a child."""
+    converter, relay = importlib.import_module(module), Relay(progress)
+    work = getattr(converter, WORK.get(module.rpartition(".")[2], "convert"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "openvino_telemetry", None)
+        try:
+            found: dict[str, Any] = json.loads(json.dumps(work(json.loads(json.dumps(job)), relay)))
+        except Exception as error:
+            if error is relay.raised:
+                raise
+            raise ExportError(f"{what}: {_one_line(error)}") from error
+    return found
+
+
+def convert_here(patch: pytest.MonkeyPatch) -> None:
+    """From now on, conversions run in this process."""
+    for caller in CALLERS:
+        patch.setattr(f"outrider_export.{caller}.run_child", run_here)
+
+
+# Conversions are slow: each is made once, and found again while nothing that it depends on has changed.
+
+
+class Conversions:
+    """Folders by recipe, made in this run or in one before.
+
+        made = Conversions(cache, copies, packages=[Path(outrider_export.__file__).parent])
+        folder = made.find({"export": sha256_of(checkpoint), "weights": "int8"}, make)    # make(folder) fills it
+
+    A folder is found again by the sha256 of its recipe and of what every recipe depends on: all files of `packages`,
+    the versions of all that is installed, Python, and the machine. What was made on other ground is deleted. Callers
+    get a copy in `copies`, the same for all, which is to be read only: what a test does to it is gone with the run.
+    """
+
+    def __init__(self, cache: Path, copies: Path, packages: Iterable[Path]) -> None:
+        self._folder, self._copies = cache / _ground(packages), copies
+        for other in cache.iterdir() if cache.exists() else ():
+            if other != self._folder:
+                shutil.rmtree(other, ignore_errors=True)
+
+    def find(self, recipe: dict[str, Any], make: Callable[[Path], object]) -> Path:
+        """A copy of the folder that `make` has filled, whole: one that fails leaves nothing to be found."""
+        key = _digest(recipe)
+        copy = self._copies / key
+        if not copy.exists():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(self._folder / f"{key}.lock"):  # another process of the same run may be making it
+                if not (self._folder / key).exists():
+                    made = Path(tempfile.mkdtemp(prefix="part-", dir=self._folder))
+                    make(made)
+                    made.rename(self._folder / key)
+            shutil.copytree(self._folder / key, copy)
+        return copy
+
+
+def sha256_of(path: Path) -> str:
+    """Of a file, or of all files of a folder; of their names, too, and of its own."""
+    found = hashlib.sha256()
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file() and file.parent.name != "__pycache__":  # another process may be writing into it
+            content = file.read_bytes()
+            found.update(f"{file.relative_to(path.parent).as_posix()} {len(content)}\n".encode())
+            found.update(content)
+    return found.hexdigest()
+
+
+def _ground(packages: Iterable[Path]) -> str:
+    versions = sorted(f"{found.name} {found.version}" for found in distributions())
+    return _digest([list(map(sha256_of, packages)), versions, platform.python_version(), platform.platform()])
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
+
 
 # PyTorch reads them when it is loaded, here and in child processes. Toys are too small for two threads. Where a test
 # asks for two, they are not to hold a processor while they wait for each other.

@@ -10,11 +10,20 @@ import pytest
 
 import outrider
 from joint import CONFIG, PROMPT, sample_joint
-from manifests import rewrite
-from outrider.bundle import Bundle, read_bundle
+from outrider.bundle import Bundle, list_files, read_bundle, write_manifest
 from outrider.drafters import Subset
 from outrider.errors import BundleError
 from outrider.testing import ToyTokenizer, save_toy_bundle
+
+# Manifests that are changed after an export's back.
+
+
+def rewrite(bundle: Bundle, **changes: Any) -> None:
+    """Write the manifest again, with a changed drafter and the current files."""
+    drafter = msgspec.structs.replace(bundle.manifest.drafters[0], **changes)
+    files = list_files(bundle.folder)
+    write_manifest(bundle.folder, msgspec.structs.replace(bundle.manifest, drafters=(drafter,), files=files))
+
 
 Way = Literal["intersection", "text"]
 LETTERS = [bytes([i]) for i in b"abcdefghijklmnop"]
