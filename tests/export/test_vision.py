@@ -194,8 +194,8 @@ def test_what_reads_images_is_a_main_model_in_openvino(checkpoint: Any, make_che
 
 
 # As published: parts of config.json, preprocessor_config.json and processor_config.json, and what becomes of them.
-FILE = Path(tiny_vision.__file__).with_name("published_vision.jsonl")
-PUBLISHED = {row["family"]: row for row in map(json.loads, FILE.read_text(encoding="utf-8").splitlines())}
+FILE = Path(tiny_vision.__file__).with_name("published_vision.json")
+PUBLISHED = {row["family"]: row for row in json.loads(FILE.read_text(encoding="utf-8"))}
 
 
 def published(folder: Path, source: Path, family: str) -> Path:

@@ -71,4 +71,4 @@ def parts_of(pixels: NDArray[np.float32], version: str, sizes: Sequence[tuple[in
 # What `MiniCPMVImageProcessor` of MiniCPM-V 2.6, and `MiniCPMV4_6ImageProcessorPil` and `MiniCPMV4_6Processor` of
 # Transformers 5.24, make of `noise` by height and width: rows and columns of the patches of each part, the CRC of the
 # pixels, and the text, with brackets for the tokens around slices and the number of tokens for each run.
-RECORDED = [*map(json.loads, Path(__file__).with_suffix(".jsonl").read_text(encoding="utf-8").splitlines())]
+RECORDED = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))

@@ -18,15 +18,14 @@ NUM_EXPERTS, NUM_ACTIVE = 4, 2
 
 
 def _read() -> dict[str, dict[str, Any]]:
-    """The lines of `shapes.jsonl` by name, with all of their sizes.
+    """The entries of `shapes.json` by name, with all of their sizes.
 
-    like: the lines that one begins with, without some of their keys. of: the architecture that it changes. onnx, gguf:
+    like: the entries that it begins with, without some of their keys. of: the architecture that it changes. onnx, gguf:
     changes for ONNX, which has no windows, and for what a GGUF file cannot say: llama.cpp takes windows and rotations
     by the number of the layer.
     """
     rows: dict[str, dict[str, Any]] = {}
-    for line in Path(__file__).with_suffix(".jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
+    for row in json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8")):
         begun = {key: each for name in row.get("like", ()) for key, each in rows[name]["sizes"].items()}
         row["sizes"] = {key: each for key, each in begun.items() if key not in row.get("without", ())} | row["sizes"]
         rows[row["name"]] = row

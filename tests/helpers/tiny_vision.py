@@ -52,10 +52,9 @@ def _merged(old: Any, new: Any) -> Any:
 
 
 def _families() -> dict[str, Family]:
-    """The lines of `tiny_vision.jsonl`; like: the line that one begins with, without what stands at some places."""
+    """The entries of `tiny_vision.json`; like: the entry that one begins with, without what stands at some places."""
     rows: dict[str, dict[str, Any]] = {}
-    for line in Path(__file__).with_suffix(".jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
+    for row in json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8")):
         name, begun = row.pop("name"), json.loads(json.dumps(rows.get(row.pop("like", ""), {})))
         for place in row.pop("without", ()):
             *outer, last = place.split(".")

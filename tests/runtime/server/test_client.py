@@ -123,7 +123,7 @@ def test_logprobs_are_the_engine_s(client: Any, engine: outrider.Engine) -> None
     pieces = [chunk.choices[0].logprobs for chunk in stream]
     streamed = [token for piece in pieces if piece for token in piece.content or ()]
     assert streamed == given.content
-    assert sum(bool(piece) for piece in pieces) > 3
+    assert sum(bool(piece) for piece in pieces) > 1
 
 
 def test_completions_take_texts_and_token_ids(client: Any, engine: outrider.Engine) -> None:

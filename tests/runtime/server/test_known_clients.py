@@ -11,8 +11,8 @@ import pytest
 import serving
 from serving import Live
 
-FILE = Path(serving.__file__).with_name("known_clients.jsonl")
-ASKED = {row["client"]: row for row in map(json.loads, FILE.read_text(encoding="utf-8").splitlines())}
+FILE = Path(serving.__file__).with_name("known_clients.json")
+ASKED = {row["client"]: row for row in json.loads(FILE.read_text(encoding="utf-8"))}
 
 
 @pytest.mark.parametrize("client", ASKED)

@@ -40,9 +40,9 @@ def said(answer: Any) -> str:
     return content
 
 
-# Fields of chats as clients send them, one a line: those that mean what others do, by name, and those without effect.
-FILE = Path(bodies.__file__).with_name("other_requests.jsonl")
-ROWS = [*map(json.loads, FILE.read_text(encoding="utf-8").splitlines())]
+# Fields of chats as clients send them: those that mean what others do, by name, and those without effect.
+FILE = Path(bodies.__file__).with_name("other_requests.json")
+ROWS = json.loads(FILE.read_text(encoding="utf-8"))
 SAME = [row["theirs"] for row in ROWS if "ours" not in row]
 SHAPED = {row["name"]: (row["theirs"], row["ours"]) for row in ROWS if "ours" in row}
 
