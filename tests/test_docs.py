@@ -65,7 +65,7 @@ COUNTS = {
 SOURCES = [
     path
     for half in ("runtime", "export", "bench", "samples", "tests", "docs")
-    for path in (ROOT / half).rglob("*.py")
+    for path in [*(ROOT / half).rglob("*.py"), *(ROOT / half / "helpers").glob("*.json")]
     if path != Path(__file__)
 ]
 WORDS = {path.stem for path in SOURCES}.union(*(re.findall(r"\w+", path.read_text("utf-8")) for path in SOURCES))
