@@ -71,7 +71,7 @@ def limit_address_space(memory: int) -> None:
 
 
 def limit_processor_time(seconds: float) -> None:
-    """Let the system end this process after so many more seconds, where it can.
+    """Let the system end this process after so many more seconds, and write no core file, where it can.
 
     No thread looks during one operation of Python's on a long text.
     """
@@ -79,6 +79,7 @@ def limit_processor_time(seconds: float) -> None:
         import resource
 
         with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             most = resource.getrlimit(resource.RLIMIT_CPU)[1]
             wanted = math.ceil(time.process_time() + seconds)
             resource.setrlimit(resource.RLIMIT_CPU, (wanted if most < 0 else min(wanted, most), most))

@@ -25,7 +25,6 @@ from outrider.tokens.grammar import (
     JSON_STYLE,
     GrammarSource,
     check_length,
-    check_schema,
     say_once,
     widened,
     with_real_dates,
@@ -53,13 +52,12 @@ def source_of_calls(
     are calls or the text then, not both.
 
     Raises:
-        OptionError: for parameters whose schema cannot be followed in this format, or leads too deep.
+        OptionError: for parameters whose schema cannot be followed in this format.
     """
     functions = [tool["function"] for tool in tools if only in (None, tool["function"]["name"])]
     bodies, in_json = list[str](), _Json()
     for i, function in enumerate(functions):
         try:
-            check_schema(function.get("parameters"))
             functions[i] = _followed(function)
             bodies += _body(form, f"body_{i}", functions[i], tokenizer, in_json)
         except ValueError as error:
@@ -110,11 +108,7 @@ class _Calls:
             self.all = call if once or form.separator else f"{call} ({blank} {call})*"
 
     def answer(self, schema: Any) -> str:
-        """The rule for a text in JSON in place of calls. Raises OptionError for a schema that leads too deep."""
-        try:
-            check_schema(schema)
-        except ValueError as error:
-            raise OptionError(f"json_schema cannot be followed: {one_line(error)}.") from error
+        """The rule for a text in JSON in place of calls."""
         header = ""
         if self._form.channels:
             channel, message = (marker_in_lark(f"<|{name}|>", self._tokenizer) for name in ("channel", "message"))

@@ -12,11 +12,11 @@ Source: Moskal et al. 2025, llguidance (https://github.com/guidance-ai/llguidanc
 
 from outrider.tokens.grammar.cache import Grammars
 from outrider.tokens.grammar.kinds import JSON_STYLE, GrammarSource
-from outrider.tokens.grammar.limits import GrammarLimits, check_length, check_schema
+from outrider.tokens.grammar.limits import GrammarLimits, check_length
 from outrider.tokens.grammar.schemas import say_once, widened, with_real_dates
 from outrider.tokens.grammar.state import GrammarState, fill_masks
 
 __all__ = [
-    "JSON_STYLE", "GrammarLimits", "GrammarSource", "GrammarState", "Grammars", "check_length", "check_schema",
-    "fill_masks", "say_once", "widened", "with_real_dates",
+    "JSON_STYLE", "GrammarLimits", "GrammarSource", "GrammarState", "Grammars", "check_length", "fill_masks",
+    "say_once", "widened", "with_real_dates",
 ]  # fmt: skip

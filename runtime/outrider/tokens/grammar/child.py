@@ -15,7 +15,7 @@ import numpy as np
 from outrider.errors import one_line
 from outrider.system.children import ChildOutcome, Question, answer, read_start
 from outrider.tokens.grammar.kinds import GrammarSource
-from outrider.tokens.grammar.matcher import new_matcher, new_tokenizer
+from outrider.tokens.grammar.matcher import STACK_BYTES, new_matcher, new_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 _NUM_MASKS = 4  # beside the first
+_TRIAL_STACK_BYTES = STACK_BYTES // 2  # so that what has room here has it in the engine's process, too
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -56,7 +57,7 @@ def main() -> None:
 
     def tried(trial: GrammarTrial) -> GrammarVerdict:
         try:
-            matcher = new_matcher(tokenizer, GrammarSource(trial.option, trial.text))
+            matcher = new_matcher(tokenizer, GrammarSource(trial.option, trial.text), _TRIAL_STACK_BYTES)
             return GrammarVerdict(error=matcher.get_error(), mask_seconds=_slowest(matcher, start.eos_token_ids))
         except BaseException as raised:  # a panic in llguidance is no Exception
             return GrammarVerdict(error=one_line(raised) or type(raised).__name__)

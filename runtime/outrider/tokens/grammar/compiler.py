@@ -56,7 +56,10 @@ class GrammarCompiler:
             raise (self._named(tokenizer, source, gone) or found) from found
 
     def _checked(self, tokenizer: LLTokenizer, source: GrammarSource, gone: Event | None) -> CompiledGrammar:
-        _check(source)
+        try:
+            check_length(len(source.text))
+        except ValueError as error:
+            raise refusal(source, str(error)) from error
         if source.is_cheap:
             return CompiledGrammar(_compile(tokenizer, source))
         return self._try(tokenizer, source, gone)
@@ -114,15 +117,6 @@ def refusal(source: GrammarSource, reason: str, next_step: str = "") -> OptionEr
     step = next_step or source.kind.remedy
     given = f"{source.option}={' '.join(shown.split())}" if source.kind.is_shown else source.option
     return OptionError(f"{given} cannot be followed: {first_line(reason)}. {step}")
-
-
-def _check(source: GrammarSource) -> None:
-    """Raise OptionError for a grammar that is too long or too deep to be compiled."""
-    try:
-        check_length(len(source.text))
-        source.kind.check(source.text)
-    except (ValueError, RecursionError) as error:
-        raise refusal(source, str(error)) from error
 
 
 def _compile(tokenizer: LLTokenizer, source: GrammarSource) -> LLMatcher:

@@ -1,4 +1,4 @@
-"""The kinds of grammars, a row each: how one is read, checked and compiled, and what helps where that fails."""
+"""The kinds of grammars, a row each: how one is read and compiled, and what helps where that fails."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from outrider.tokens.grammar.gbnf import is_gbnf
 from outrider.tokens.grammar.gbnf_lark import gbnf_to_lark
 from outrider.tokens.grammar.limits import (
     CHEAP_CHARACTERS,
-    check_lark,
-    check_schema,
     is_cheap_grammar,
     is_cheap_pattern,
     is_cheap_schema,
@@ -35,7 +33,6 @@ class GrammarKind:
     """What a grammar is written in."""
 
     read: Callable[[Any], str]  # the value of a request's option as text
-    check: Callable[[str], None]  # raises ValueError for a text that would be compiled too deep
     is_cheap: Callable[[str], bool]  # whether a text is certain to compile at once and in little memory
     compile: Callable[[str, LLTokenizer], str]  # in llguidance's form; raises ValueError
     remedy: str  # what to do where it cannot be followed
@@ -65,35 +62,27 @@ def _compile_grammar(text: str, tokenizer: LLTokenizer) -> str:
     return LLMatcher.grammar_from_lark(gbnf_to_lark(text, tokenizer) if is_gbnf(text) else text)
 
 
-def _unchecked(_: str) -> None:
-    """Patterns have no depth that is not limited; grammars for tools were made of schemas that were checked."""
-
-
 KINDS = {
     "json_schema": GrammarKind(
         _read_schema,
-        lambda text: check_schema(json.loads(text)),
         is_cheap_schema,
         _compile_schema,
         "Leave out what is not implemented, or express it in another way.",
     ),
     "regex": GrammarKind(
         str,
-        _unchecked,
         is_cheap_pattern,
         _compile_regex,
         "Give a regular expression in the syntax of Rust's regex crate.",
     ),
     "grammar": GrammarKind(
         str,
-        lambda text: None if is_gbnf(text) else check_lark(text),  # GBNF is checked as it is read
         is_cheap_grammar,
         _compile_grammar,
         "Give a Lark grammar with a rule 'start', or one in GBNF with a rule 'root'.",
     ),
     "tools": GrammarKind(
         str,
-        _unchecked,
         is_cheap_tools,
         _compile_grammar,
         "Give each function's parameters as a JSON schema.",

@@ -1,7 +1,8 @@
-"""Limits of a grammar: of its size, before llguidance compiles it recursively, and of its time and memory.
+"""Limits of a grammar: of its size, its time and its memory, and which grammars need no trial within these.
 
-What is nested too deeply would end the process. llguidance itself limits the steps of its lexer and the size of what
-it makes; neither bounds its time or its memory.
+llguidance itself limits the steps of its lexer and the size of what it makes; neither bounds its time or its memory. It
+compiles recursively, so that what leads too deep ends the process: that of the trial. A cheap grammar has no room for
+so many levels.
 """
 
 from __future__ import annotations
@@ -12,19 +13,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.system.nesting import check_levels, levels_of, levels_of_json
 from outrider.tokens.grammar.gbnf import is_gbnf
 
 # llguidance's own limits, half of which no usual schema reaches
 MAX_LEXER_STATES = 100_000  # of one answer, of 0.1 to 2 kB each
 STEP_LEXER_FUEL = 50_000  # of one mask
 MOST_CHARACTERS = 500_000  # which take up to some seconds; tens of seconds more
-MOST_LEVELS = 4_000  # with those that are reached through references; llguidance takes up to 5 kB of stack for each
-
-# What has no rules in it: comments, texts (group 1), and regular expressions, which have a limit of their own.
-_PLAIN = re.compile(r'(?://|#)[^\n]*|("(?:[^"\\\n]|\\.)*")|/(?:[^/\\\n]|\\.)*/')
-_DEFINITION = re.compile(r"^[ \t]*[!?]?[A-Za-z_][^:\n]*:|<ref>", re.MULTILINE)
-_ESCAPED = re.compile(r"\\u00([2-7][0-9a-fA-F])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,45 +40,6 @@ def check_length(num_characters: int) -> None:
     """Raise ValueError for a grammar that is longer than `MOST_CHARACTERS`."""
     if num_characters > MOST_CHARACTERS:
         raise ValueError(f"it has {num_characters:,} characters, and {MOST_CHARACTERS:,} can be followed")
-
-
-def check_schema(schema: object) -> None:
-    """Check a JSON schema's depth: a way through it passes each reference once, and then all levels at most.
-
-    Raises:
-        ValueError: when it is nested too deeply, by itself or through its references.
-    """
-    check_levels(schema)
-    _check(1 + len(_references(schema)), levels_of(schema))
-
-
-def check_lark(text: str) -> None:
-    """The same for a Lark grammar: a way through it passes each rule, and each reference of a schema in it, once.
-
-    Raises:
-        ValueError: when it may lead through too many levels.
-    """
-    bare = _PLAIN.sub(_without_text, text).translate({ord("("): "[", ord(")"): "]"})
-    _check(len(_DEFINITION.findall(bare)), 1 + levels_of_json(bare))
-
-
-def _without_text(found: re.Match[str]) -> str:
-    """Nothing, or a mark in the place of "$ref", however it is written."""
-    written = _ESCAPED.sub(lambda code: chr(int(code[1], 16)), found[1] or "")
-    return "<ref>" if written == '"$ref"' else ""
-
-
-def _check(num_references: int, num_levels: int) -> None:
-    if num_references * num_levels > MOST_LEVELS:
-        raise ValueError(
-            f"{num_references:,} definitions of up to {num_levels:,} levels may lead through "
-            f"{num_references * num_levels:,} levels, and {MOST_LEVELS:,} can be followed"
-        )
-
-
-def _references(schema: object) -> set[str]:
-    """The different places that a schema refers to."""
-    return {value for key, value in entries_of(schema) if key == "$ref" and isinstance(value, str)}
 
 
 def entries_of(schema: object) -> Iterator[tuple[str, Any]]:

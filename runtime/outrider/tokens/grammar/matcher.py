@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from outrider.tokens.grammar.kinds import GrammarSource
 
 _STARTING = Lock()  # a thread whose stack has another size
-_STACK_BYTES = 64 << 20  # for as many levels as `outrider.tokens.grammar.limits` allows; a thread has 0.5 to 8 MB
+STACK_BYTES = 64 << 20  # for thousands of levels, at up to 5 kB each; a thread has 0.5 to 8 MB
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ def new_tokenizer(text: str, vocab_size: int, eos_token_ids: Sequence[int]) -> L
     return LLTokenizer(text, n_vocab=vocab_size, eos_token=[*eos_token_ids])
 
 
-def new_matcher(tokenizer: LLTokenizer, source: GrammarSource) -> LLMatcher:
+def new_matcher(tokenizer: LLTokenizer, source: GrammarSource, stack_bytes: int = STACK_BYTES) -> LLMatcher:
     """Compile a grammar and compute its first mask. The matcher may be in an error; a panic is a BaseException."""
     from llguidance import LLMatcher, LLParserLimits
 
@@ -49,7 +49,7 @@ def new_matcher(tokenizer: LLTokenizer, source: GrammarSource) -> LLMatcher:
         matcher.compute_bitmask()  # may take a second, for which all would wait in the engine's thread
         return matcher
 
-    return on_large_stack(compiled)
+    return on_large_stack(compiled, stack_bytes)
 
 
 def _grammars(made: str) -> list[dict[str, Any]]:
@@ -83,11 +83,11 @@ def _unforced(part: dict[str, Any]) -> dict[str, Any]:
     return {**part, "json_schema": None, "lark_grammar": f'%llguidance {{"no_forcing": true}}\n{lark}'}
 
 
-def on_large_stack(make: Callable[[], T]) -> T:
+def on_large_stack(make: Callable[[], T], stack_bytes: int = STACK_BYTES) -> T:
     """Call a function in a thread of its own. Threads that others start at this moment get as large a stack, too."""
     with ThreadPoolExecutor(1) as pool:
         with _STARTING:
-            before = threading.stack_size(_STACK_BYTES)
+            before = threading.stack_size(stack_bytes)
             try:
                 made = pool.submit(make)  # starts the thread
             finally:
