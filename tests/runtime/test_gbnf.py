@@ -215,16 +215,11 @@ def test_any_token_but_one_is_not_the_end_of_the_answer() -> None:
     ('root ::= "a"{x}', "line 1: a count such as {2,4} is expected before"),
     ('root ::= "a"{3,2}', "has a most below its least"),
     ("root ::= []", "a class in [] has no character"),
-    ("root ::= " + "(" * 70, "more than 60 levels of parentheses"),
     ("root ::= <never> .", "<never> is not one token of this model: write it as a text, in quotes"),
     ("root ::= <[9999]> root?", "there is no token 9,999"),
     ('root ::= !<[401]>* "a"', "in place of !<[401]> there may be another token or a text that begins with it"),
     ("root ::= ([a-z] | <[70]>) root?", "in place of <[70]>"),
     ("root ::= (!<[401]> | <[70]>) root?", "there may be another token"),
-    ('root ::= "a"\n' * 9000, "it has 117,000 characters, and 100,000 can be followed"),
-    ("".join(f"r{i} ::= [a-z]* root\n" for i in range(500)) + "root ::= " + "|".join(f"r{i}" for i in range(500)),
-     "it is too large to be followed"),
-    ("".join(f"r{i} ::= r{i + 1}\n" for i in range(5000)) + 'r5000 ::= "a"\nroot ::= r0', "levels together"),
 ])  # fmt: skip
 def test_what_cannot_be_followed(rules: str, says: str) -> None:
     with pytest.raises(ValueError, match=re.escape(says)):

@@ -42,8 +42,12 @@ class GrammarTrial(Question, frozen=True, kw_only=True):
 
 
 class GrammarVerdict(ChildOutcome, kw_only=True):
-    """A trial's result. error: llguidance's reason, "" for none. mask_seconds: of the slowest of its first masks."""
+    """A trial's result. error: llguidance's reason, "" for none. mask_seconds: of the slowest of its first masks.
 
+    made: the grammar in llguidance's form.
+    """
+
+    made: str = ""
     error: str = ""
     mask_seconds: float = 0.0
 
@@ -57,8 +61,11 @@ def main() -> None:
 
     def tried(trial: GrammarTrial) -> GrammarVerdict:
         try:
-            matcher = new_matcher(tokenizer, GrammarSource(trial.option, trial.text), _TRIAL_STACK_BYTES)
-            return GrammarVerdict(error=matcher.get_error(), mask_seconds=_slowest(matcher, start.eos_token_ids))
+            source = GrammarSource(trial.option, trial.text)
+            made = source.kind.compile(trial.text, tokenizer)
+            matcher = new_matcher(tokenizer, source, made, _TRIAL_STACK_BYTES)
+            seconds = _slowest(matcher, start.eos_token_ids)
+            return GrammarVerdict(made=made, error=matcher.get_error(), mask_seconds=seconds)
         except BaseException as raised:  # a panic in llguidance is no Exception
             return GrammarVerdict(error=one_line(raised) or type(raised).__name__)
 

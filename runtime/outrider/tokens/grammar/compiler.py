@@ -91,7 +91,7 @@ class GrammarCompiler:
             raise refusal(source, reason, _SIMPLIFY)
         if verdict.error:
             raise refusal(source, verdict.error)
-        return CompiledGrammar(_compile(tokenizer, source), verdict.memory)
+        return CompiledGrammar(_compile(tokenizer, source, verdict.made), verdict.memory)
 
 
 def beyond(verdict: GrammarVerdict, limits: GrammarLimits) -> str:
@@ -119,9 +119,9 @@ def refusal(source: GrammarSource, reason: str, next_step: str = "") -> OptionEr
     return OptionError(f"{given} cannot be followed: {first_line(reason)}. {step}")
 
 
-def _compile(tokenizer: LLTokenizer, source: GrammarSource) -> LLMatcher:
+def _compile(tokenizer: LLTokenizer, source: GrammarSource, in_own_form: str = "") -> LLMatcher:
     try:
-        matcher = new_matcher(tokenizer, source)
+        matcher = new_matcher(tokenizer, source, in_own_form)
         wrong = matcher.get_error()
     except BaseException as error:  # too deep, say; a panic in llguidance is no Exception
         if is_interrupt(error):

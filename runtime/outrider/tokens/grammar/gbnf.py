@@ -10,8 +10,6 @@ import re
 from dataclasses import dataclass
 from typing import NoReturn
 
-MOST_CHARACTERS = 100_000  # of a grammar; reading them takes some tenths of a second
-_MOST_LEVELS = 60  # of parentheses
 _LAST_CHARACTER = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)  # which no text in UTF-8 has
 _RULE = re.compile(r"^[ \t]*[A-Za-z0-9_-]+[ \t]*::=", re.MULTILINE)
@@ -85,8 +83,6 @@ def read_gbnf(text: str) -> dict[str, Node]:
     Raises:
         ValueError: for a grammar that cannot be read, with its line.
     """
-    if len(text) > MOST_CHARACTERS:
-        raise ValueError(f"it has {len(text):,} characters, and {MOST_CHARACTERS:,} can be followed")
     reader = _Reader(text)
     try:
         rules = reader.rules()
@@ -105,7 +101,6 @@ class _Reader:
     def __init__(self, text: str) -> None:
         self._text, self.at = text, 0
         self.named: dict[str, None] = {}  # rules that others refer to
-        self._levels = 0
 
     def rules(self) -> dict[str, Node]:
         found: dict[str, Node] = {}
@@ -165,16 +160,12 @@ class _Reader:
         return NamedRule(name)
 
     def _group(self) -> Node:
-        self._levels += 1
-        if self._levels > _MOST_LEVELS:
-            raise ValueError(f"it has more than {_MOST_LEVELS} levels of parentheses")
         self.at += 1
         self._take(_BLANK_LINES)
         found = self._choice(_BLANK_LINES)
         if not self._text.startswith(")", self.at):
             self._fail("')'")
         self.at += 1
-        self._levels -= 1
         return found
 
     def _repeat(self, item: Node, mark: str) -> Node:

@@ -19,15 +19,13 @@ from itertools import groupby, product
 from typing import TYPE_CHECKING, NamedTuple
 
 from outrider.tokens.grammar.gbnf import Characters, NamedRule, Node, OneToken, Repeat, Sequence, read_gbnf
-from outrider.tokens.grammar.gbnf_rules import Grammar, Symbol, num_levels, parts_of, regular_rules, simplified
+from outrider.tokens.grammar.gbnf_rules import Grammar, Symbol, parts_of, regular_rules, simplified
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-_MOST_LEVELS = 4_000  # of all rules together; llguidance takes up to 5 kB of stack for each
 _MOST_POSITIONS = 10_000  # characters of one terminal, with the rules that it refers to written out
 _MOST_DEPTH = 100  # levels of a terminal, with the rules that it refers to
-_MOST_STEPS = 150_000  # of all comparisons, which take some tenths of a second
 
 
 def gbnf_to_lark(text: str, tokenizer: LLTokenizer) -> str:
@@ -38,8 +36,6 @@ def gbnf_to_lark(text: str, tokenizer: LLTokenizer) -> str:
     """
     rules = read_gbnf(text)
     regular = regular_rules(rules)
-    if sum(map(num_levels, rules.values())) > _MOST_LEVELS:
-        raise ValueError(f"its rules have more than {_MOST_LEVELS:,} levels together")
     grammar = Grammar({name: simplified(node, rules, regular) for name, node in rules.items()}, regular, tokenizer)
     if not grammar.is_terminal(grammar.rules["root"]):
         check = _LexerCheck(grammar)
@@ -83,7 +79,6 @@ class _LexerCheck:
         self._next: list[set[int]] = []
         self._terminals: dict[Node, _Terminal] = {}
         self._compared: dict[tuple[Node, Node], tuple[bool, int, int]] = {}
-        self._steps = 0
 
     def find(self) -> set[Node]:
         """Terminals to be split. Raises ValueError where a token and a text may begin in the same place."""
@@ -107,7 +102,6 @@ class _LexerCheck:
         more = deque([(first, first), *((others, others) for others in follow.values())])
         while more:
             for one, other in product(*more.popleft()):
-                self._spend(1)
                 if (one, other) in seen:
                     continue
                 seen |= {(one, other), (other, one)}
@@ -145,12 +139,10 @@ class _LexerCheck:
     def _steps_of(self, here: frozenset[int], there: frozenset[int]) -> Iterable[tuple[set[int], set[int]]]:
         """The positions of two terminals that have a character in common, for each kind of character."""
         edges = sorted((edge, p) for p in here | there for pair in self._ranges[p] for edge in (pair[0], pair[1] + 1))
-        self._spend(len(edges))
         within = set[int]()
         for _, group in groupby(edges, lambda edge: edge[0]):
             within ^= {position for _, position in group}
             if not within.isdisjoint(here) and not within.isdisjoint(there):
-                self._spend(len(within))
                 yield within & here, within & there
 
     def _after(self, positions: set[int]) -> frozenset[int]:
@@ -161,11 +153,6 @@ class _LexerCheck:
         for position in positions:
             bits |= self._bytes[position]
         return bits
-
-    def _spend(self, steps: int) -> None:
-        self._steps += steps
-        if self._steps > _MOST_STEPS:
-            raise ValueError("it is too large to be followed: write its long lists and rules as fewer classes")
 
     def _are_one_token(self, one: Node, other: Node) -> bool:
         """Whether two parts are the same token. llguidance takes a token where a text may begin with it too.
@@ -201,7 +188,6 @@ class _LexerCheck:
             self._ranges.append(node.ranges)
             self._bytes.append(_first_bytes(node.ranges))
             self._next.append(set())
-            self._spend(1)
             if len(self._next) > most:
                 raise _TooLarge
             return False, {len(self._next) - 1}, {len(self._next) - 1}
@@ -230,7 +216,6 @@ class _LexerCheck:
 
     def _link(self, last: set[int], first: set[int]) -> None:
         for position in last:
-            self._spend(len(first))
             self._next[position] |= first
 
     def _first_and_follow(
@@ -247,7 +232,6 @@ class _LexerCheck:
                 for body in bodies:
                     after, can_end = set[Node](), True
                     for each in reversed(body):
-                        self._spend(1 + len(after) + len(follow[symbol]) // 16)
                         follow[each] |= after | (follow[symbol] if can_end else set())
                         after = first[each] | (after if each in empty else set())
                         can_end = can_end and each in empty

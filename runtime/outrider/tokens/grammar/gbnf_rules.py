@@ -30,11 +30,6 @@ def _within(node: Node) -> Iterable[Node]:
         more += parts_of(part)
 
 
-def num_levels(node: Node) -> int:
-    """How deep a part is, without rules that it refers to."""
-    return 1 + max(map(num_levels, parts_of(node)), default=0)
-
-
 def regular_rules(rules: Mapping[str, Node]) -> set[str]:
     """The rules without recursion and tokens, also through others."""
     named = {name: {part.name for part in _within(node) if isinstance(part, NamedRule)} for name, node in rules.items()}

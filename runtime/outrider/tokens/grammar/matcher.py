@@ -32,12 +32,17 @@ def new_tokenizer(text: str, vocab_size: int, eos_token_ids: Sequence[int]) -> L
     return LLTokenizer(text, n_vocab=vocab_size, eos_token=[*eos_token_ids])
 
 
-def new_matcher(tokenizer: LLTokenizer, source: GrammarSource, stack_bytes: int = STACK_BYTES) -> LLMatcher:
-    """Compile a grammar and compute its first mask. The matcher may be in an error; a panic is a BaseException."""
+def new_matcher(
+    tokenizer: LLTokenizer, source: GrammarSource, in_own_form: str = "", stack_bytes: int = STACK_BYTES
+) -> LLMatcher:
+    """Compile a grammar and compute its first mask. The matcher may be in an error; a panic is a BaseException.
+
+    in_own_form: the grammar in llguidance's form, if that was made already.
+    """
     from llguidance import LLMatcher, LLParserLimits
 
     def compiled() -> LLMatcher:
-        made = source.kind.compile(source.text, tokenizer)
+        made = in_own_form or source.kind.compile(source.text, tokenizer)
         if source.before:
             (answer,) = _grammars(made)
             parts = [{"name": "start", "lark_grammar": source.before}, {**answer, "name": "answer"}]
