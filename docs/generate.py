@@ -97,7 +97,7 @@ _SAID_ABOVE = re.compile(
 MODELS_HEAD = """\
 # Models
 
-<!-- Made by docs/generate.py from describe/architectures.py. Change it there, and run the script. -->
+<!-- Made by docs/generate.py from direct/archs.toml. Change it there, and run the script. -->
 
 Look up `model_type` of a model's `config.json` in the table (GGUF files of Mistral name it `llama`), or ask `outrider
 inspect CONFIG.json`. [T5, MarianMT and Whisper](encoder-decoder.md) have a page of their own.

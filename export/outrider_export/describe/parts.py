@@ -245,7 +245,7 @@ def _parts(config: Mapping[str, Any], arch: Arch) -> Iterator[DecoderPart]:
     else:
         is_layer = any("layer_norm" in key for key in config)
         yield DecoderPart(
-            "norm", 'mean and variance (`Norms(kind="layer")`)' if is_layer else "no eps of a norm", is_layer
+            "norm", 'mean and variance (`norms.kind = "layer"`)' if is_layer else "no eps of a norm", is_layer
         )
     yield _rotation(config)
     yield _attention(config)

@@ -5,6 +5,6 @@
     packed = pack(weights, "int8", scratch / "weights", advance)
     model = build(decoder, weights, packed)                    # an ov.Model, stateful, as optimum-intel writes it
 
-The differences of an architecture from Llama are one entry of `archs.ARCHS`. Other architectures go through
+The differences of an architecture from Llama are one entry of `archs.toml`. Other architectures go through
 optimum-intel; see `outrider_export.with_torch.convert`.
 """

@@ -2,12 +2,11 @@
 
 Each function changes a configuration in place.
 
-Source: as `archs`.
+Source: as `archs.toml`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from outrider_export.direct.arch import NotDirect
@@ -15,6 +14,7 @@ from outrider_export.direct.sizes import FULL
 
 Config = dict[str, Any]
 _CHUNKED = "chunked_attention"
+_LAYERS_OF_27B = {"gemma2": 46, "gemma3_text": 62}
 
 
 def afmoe(config: Config) -> None:
@@ -84,15 +84,11 @@ def cohere2_moe_in_gguf(config: Config) -> None:
     config |= {"intermediate_size": config["moe_intermediate_size"], "expert_selection_fn": "sigmoid"}
 
 
-def gemma_in_gguf(layers_of_27b: int) -> Callable[[Config], None]:
+def gemma_in_gguf(config: Config) -> None:
     """llama.cpp knows the scale of queries by the number of layers: that of the 27B is not of the head's size."""
-
-    def adjust(config: Config) -> None:
-        whole = config.get("hidden_size", 0) // (config.get("num_attention_heads") or 1)
-        is_27b = config.get("num_hidden_layers") == layers_of_27b
-        config["query_pre_attn_scalar"] = whole if is_27b else config.get("head_dim") or whole
-
-    return adjust
+    whole = config.get("hidden_size", 0) // (config.get("num_attention_heads") or 1)
+    is_27b = config.get("num_hidden_layers") == _LAYERS_OF_27B[config["model_type"]]
+    config["query_pre_attn_scalar"] = whole if is_27b else config.get("head_dim") or whole
 
 
 def gpt_oss_in_gguf(config: Config) -> None:

@@ -1,4 +1,4 @@
-"""What the entry of an architecture says: its differences from Llama; `archs` has the entries."""
+"""What the entry of an architecture says: its differences from Llama; `archs.toml` has the entries."""
 
 from __future__ import annotations
 
