@@ -19,7 +19,6 @@ from outrider_export.target import link_or_copy
 MODEL = "model.onnx"
 PIECE = 1 << 24  # bytes of weights that are read or written at a time
 # Large tensors are aligned so that they can be mapped on every system: to 64 KiB for Windows.
-_SMALL = 1 << 10  # bytes
 _LARGE, _PAGE, _LINE = 1 << 20, 1 << 16, 64
 
 
@@ -121,22 +120,14 @@ def _tensors(model: Any) -> Iterator[Any]:
 
 
 class OnnxWeights:
-    """A graph (`onnx.ModelProto`, changed in place) and its initializers, which are in the folder of its file.
-
-    `read(name)` maps one of them. `put(name, array)` adds or replaces one. `save(folder)` writes the used ones.
-    """
+    """A graph (`onnx.ModelProto`) and its initializers, which are in the folder of its file."""
 
     def __init__(self, model: Any, folder: Path) -> None:
         self.model, self.folder = model, folder
         self._tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-        self._new: dict[str, NDArray[Any]] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of an initializer."""
-        return tuple(self._tensors[name].dims)
 
     def read(self, name: str) -> NDArray[Any]:
         """An initializer, read-only.
@@ -146,14 +137,12 @@ class OnnxWeights:
         """
         from onnx import helper, numpy_helper
 
-        if name in self._new:
-            return self._new[name]
         tensor = self._tensors[name]
         try:
             if not tensor.external_data:
                 return np.asarray(numpy_helper.to_array(tensor))
             file, offset, _ = _place_of(tensor, self.folder)
-            dtype, shape = helper.tensor_dtype_to_np_dtype(tensor.data_type), self.shape(name)
+            dtype, shape = helper.tensor_dtype_to_np_dtype(tensor.data_type), tuple(tensor.dims)
             if offset + prod(shape) * dtype.itemsize > (self.folder / file).stat().st_size:
                 raise ValueError(f"{file} is too short for their shape")
             return np.memmap(self.folder / file, dtype, mode="r", offset=offset, shape=shape)
@@ -163,62 +152,10 @@ class OnnxWeights:
                 "again."
             ) from error
 
-    def put(self, name: str, array: NDArray[Any]) -> str:
-        """Add or replace an initializer, and return its name."""
-        from onnx import TensorProto, helper, numpy_helper
-
-        if name not in self._tensors:
-            self._tensors[name] = self.model.graph.initializer.add(name=name)
-        tensor = self._tensors[name]
-        if array.nbytes < _SMALL:  # shapes and axes have to be inside the graph
-            tensor.CopyFrom(numpy_helper.from_array(array, name))
-            return name
-        tensor.CopyFrom(TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype)))
-        tensor.dims.extend(array.shape)
-        self._new[name] = array
-        return name
-
-    def save(self, folder: Path) -> None:
-        """Write model.onnx and model.onnx.data into `folder`, without the initializers that no node reads.
-
-        Afterwards the graph refers to the files in `folder`.
-        """
-        import onnx
-
-        folder.mkdir(parents=True, exist_ok=True)
-        graph = self.model.graph
-        used = {name for node in graph.node for name in node.input}
-        used_tensors = [tensor for tensor in graph.initializer if tensor.name in used]
-        spans = {}
-        with (folder / f"{MODEL}.data").open("wb") as file:
-            for tensor in used_tensors:
-                if tensor.external_data or tensor.name in self._new:
-                    spans[tensor.name] = _write(file, self.read(tensor.name))
-        for tensor in used_tensors:
-            if tensor.name in spans:
-                point_to(tensor, *spans[tensor.name])
-        copies = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in used_tensors]
-        del graph.initializer[:]
-        graph.initializer.extend(copies)
-        onnx.save(self.model, folder / MODEL)
-        self.folder, self._new = folder, {}
-        self._tensors = {tensor.name: tensor for tensor in graph.initializer}
-
 
 def alignment(num_bytes: int) -> int:
     """Where an array of so many bytes begins in the file of weights: at a multiple of this."""
     return _PAGE if num_bytes >= _LARGE else _LINE
-
-
-def _write(file: Any, array: NDArray[Any]) -> tuple[int, int]:
-    """Append an array to a file. Returns its offset and its number of bytes."""
-    unit = alignment(array.nbytes)
-    offset = -(-file.tell() // unit) * unit
-    file.write(bytes(offset - file.tell()))
-    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    for begin in range(0, len(flat), PIECE):
-        file.write(flat[begin : begin + PIECE].data)
-    return offset, array.nbytes
 
 
 def point_to(tensor: Any, offset: int, length: int) -> None:
