@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 
 from heads import DECODER, HEAD_SIZE, TOKEN_MAP, config_of, tensors_of
-from outrider_export.sources import gguf_drafter as drafters
+from outrider_export.sources.gguf_names import to_gguf
 from tiny import finish_gguf
 
 Change = Callable[[gguf.GGUFWriter], Any]
@@ -51,8 +51,7 @@ def write_drafter(path: Path, kind: str, change: Change = lambda _: None, leave_
         writer.add_sliding_window(own["sliding_window"])
         slides = [each == "sliding_attention" for each in own["layer_types"]]
         writer.add_array(f"{writer.arch}.attention.sliding_window_pattern", slides)
-    tables = [drafters._TENSORS, *drafters._OF_KIND.values()], [drafters._PARTS, *drafters._PARTS_OF_KIND.values()]
-    top, parts = ({ours: theirs for table in each for theirs, ours in table.items()} for each in tables)
+    top, parts = to_gguf("drafter", form), to_gguf("layer", "drafter_layer", f"{form}_layer")
     for name, values in tensors_of(kind).items():
         if name in ("t2d", "embed_tokens.weight", "lm_head.weight") and not (is_eagle and name == "lm_head.weight"):
             continue  # of DSpark they are the main model's

@@ -8,7 +8,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from outrider_export.heads import own
+from outrider_export.sources.gguf_names import to_gguf
 from tiny import add_key, tokenizer_keys
 
 
@@ -23,7 +23,7 @@ def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, pre: str, **changes: An
 def add_module(writer: gguf.GGUFWriter, tensors: Mapping[str, Any], at: int) -> None:
     """The MTP module of a checkpoint as block `at`, of which norms have their whole weights."""
     writer.add_uint32(f"{writer.arch}.nextn_predict_layers", 1)
-    stored = {ours: theirs for theirs, ours in own._GGUF_NAMES.items()}
+    stored = to_gguf("mtp") | {f"layers.0.{ours}": theirs for ours, theirs in to_gguf("layer", "mtp_layer").items()}
     for name, values in tensors.items():
         module = name.removeprefix("mtp.").removesuffix(".weight")
         parts = {module: values + np.float32(1) if "norm" in module else values}

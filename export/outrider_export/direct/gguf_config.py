@@ -1,6 +1,6 @@
 """What a GGUF file's metadata says, as a checkpoint's config.json does.
 
-Source: the GGUF specification; keys as llama.cpp's convert_hf_to_gguf.py writes them.
+Source: the GGUF specification; keys as in `gguf_names.toml`.
 """
 
 from __future__ import annotations
@@ -19,32 +19,8 @@ from outrider_export.direct.gguf_layers import latent_config, name_of, unscaled,
 from outrider_export.direct.rope import Rope
 from outrider_export.direct.sizes import FULL, MLP, MOE
 from outrider_export.sources.gguf_file import DIVISORS, GGUFHeader, is_array
+from outrider_export.sources.gguf_names import to_gguf
 
-# config.json's names of what the metadata has under the architecture's name.
-_KEYS = {
-    "hidden_size": "embedding_length", "intermediate_size": "feed_forward_length", "num_hidden_layers": "block_count",
-    "num_attention_heads": "attention.head_count", "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length", "max_position_embeddings": "context_length",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon", "layer_norm_eps": "attention.layer_norm_epsilon",
-    "rope_theta": "rope.freq_base", "rope_local_base_freq": "rope.freq_base_swa",
-    "sliding_window": "attention.sliding_window", "attention_multiplier": "attention.scale",
-    "embedding_multiplier": "embedding_scale", "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
-    "final_logit_softcapping": "final_logit_softcapping", "conv_L_cache": "shortconv.l_cache",
-    "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
-    "moe_intermediate_size": "expert_feed_forward_length", "num_dense_layers": "leading_dense_block_count",
-    "n_shared_experts": "expert_shared_count", "n_group": "expert_group_count", "topk_group": "expert_group_used_count",
-    "routed_scaling_factor": "expert_weights_scale", "norm_topk_prob": "expert_weights_norm",
-    "shared_intermediate_size": "expert_shared_feed_forward_length",
-    "moe_shared_expert_intermediate_size": "expert_shared_feed_forward_length", "moe_latent_size": "moe_latent_size",
-    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
-    "full_attention_interval": "full_attention_interval", "temperature_scale": "attention.temperature_scale",
-    "interleave_moe_layer_step": "interleave_moe_layer_step", "rope_is_finetuned": "rope.scaling.finetuned",
-}  # fmt: skip
-_ROPE_KEYS = {
-    "rope_type": "type", "factor": "factor", "original_max_position_embeddings": "original_context_length",
-    "attention_factor": "attn_factor", "yarn_attention_factor": "yarn_attn_factor", "beta_fast": "yarn_beta_fast",
-    "beta_slow": "yarn_beta_slow", "mscale_all_dim": "yarn_log_multiplier",
-}  # fmt: skip
 _SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 # The kind of layers without keys and values, in `layer_types`.
 _STATES = {
@@ -118,7 +94,7 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
     if value := header.value(".rope.scaling.yarn_ext_factor"):  # which the graph does not have
         raise NotDirect(f"rope.scaling.yarn_ext_factor={value!r}")
     config = {"sliding_window": None, "decoder_sparse_step": 1, "block_auto_adjust_ff_dim": False} | kv_heads_of(header)
-    config |= find({ours: theirs for ours, theirs in _KEYS.items() if config.get(ours) is None})
+    config |= find({ours: theirs for ours, theirs in to_gguf("keys").items() if config.get(ours) is None})
     if arch.experts.grouped:
         config = {"norm_topk_prob": False, "routed_scaling_factor": 1.0} | config
     if arch.attention.latent:
@@ -144,7 +120,7 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
     rotated = header.value(".rope.dimension_count")
     if rotated and size and not arch.varied and not arch.attention.latent:
         config["partial_rotary_factor"] = rotated / size
-    rope = find(_ROPE_KEYS, "rope.scaling.")
+    rope = find(to_gguf("rope_keys"), "rope.scaling.")
     legacy = header.value(".rope.scale_linear")
     if legacy and "factor" not in rope:
         rope["factor"] = legacy

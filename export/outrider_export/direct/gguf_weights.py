@@ -1,6 +1,6 @@
 """The weights of a GGUF file, by the names of a checkpoint.
 
-Source: names as llama.cpp's convert_hf_to_gguf.py writes them.
+Source: as `gguf_names.toml`.
 """
 
 from __future__ import annotations
@@ -10,27 +10,13 @@ import numpy as np
 from outrider.errors import ExportError
 from outrider_export.direct.decoder import Decoder
 from outrider_export.direct.experts import (
-    CHOICE,
-    DOWN,
     EXPERT_SCALES,
-    GATE,
-    GATE_UP,
-    ROUTER,
     ROUTER_SCALE,
-    SHARED_GATE,
-    UP,
 )
 from outrider_export.direct.states import GatedDeltaNet
 from outrider_export.direct.streams import StreamPart
 from outrider_export.direct.weights import (
-    EMBEDDING,
     FINAL_NORM,
-    HEAD,
-    LAYER_EMBEDDING,
-    LAYER_GATE,
-    LAYER_INPUTS,
-    LAYER_NORM,
-    LAYER_PROJECTION,
     Indices,
     Rows,
     StoredMatrix,
@@ -38,43 +24,14 @@ from outrider_export.direct.weights import (
     flat,
 )
 from outrider_export.sources.gguf_file import GGUFHeader
+from outrider_export.sources.gguf_names import to_gguf
 from outrider_export.sources.gguf_values import blocks_of, check_type, unpack
 
-_MODULES = {
-    EMBEDDING: "token_embd", FINAL_NORM: "output_norm", HEAD: "output", LAYER_EMBEDDING: "per_layer_token_embd",
-    LAYER_INPUTS: "per_layer_model_proj", LAYER_NORM: "per_layer_proj_norm",
-}  # fmt: skip
-_PARTS = {
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.qkv_proj": "attn_qkv", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm", "self_attn.sinks": "attn_sinks", "self_attn.output_gate": "attn_gate",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up",
-    "conv.conv": "shortconv.conv", "self_attn.q_a_proj": "attn_q_a", "self_attn.q_b_proj": "attn_q_b",
-    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa", "self_attn.kv_b_proj": "attn_kv_b",
-    "self_attn.k_b_proj": "attn_k_b", "self_attn.v_b_proj": "attn_v_b", "self_attn.q_a_layernorm": "attn_q_a_norm",
-    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
-    ROUTER: "ffn_gate_inp", CHOICE: "exp_probs_b", GATE: "ffn_gate_exps", UP: "ffn_up_exps", DOWN: "ffn_down_exps",
-    GATE_UP: "ffn_gate_up_exps", SHARED_GATE: "ffn_gate_inp_shexp",
-    "conv.in_proj": "shortconv.in_proj", "conv.out_proj": "shortconv.out_proj", "linear_attn.in_proj_qkv": "attn_qkv",
-    "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_a": "ssm_alpha", "linear_attn.in_proj_b": "ssm_beta",
-    "linear_attn.in_proj_qkvz": "ssm_in", "linear_attn.in_proj_ba": "ssm_ba",
-    "linear_attn.conv1d": "ssm_conv1d", "linear_attn.norm": "ssm_norm", "linear_attn.out_proj": "ssm_out",
-    LAYER_GATE: "inp_gate", LAYER_PROJECTION: "proj", "post_per_layer_input_norm": "post_norm",
-    "output_scale": "layer_output_scale", "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
-    "post_feedforward_layernorm_1": "post_ffw_norm_1", "post_feedforward_layernorm_2": "post_ffw_norm_2",
-    StreamPart.LAUREL_LEFT: "laurel_l", StreamPart.LAUREL_RIGHT: "laurel_r",
-    StreamPart.LAUREL_NORM: "laurel_post_norm", StreamPart.ROUTER: "altup_router",
-    StreamPart.ROUTER_NORM: "altup_router_norm", StreamPart.PREDICTION: "altup_predict_coef",
-    StreamPart.CORRECTION: "altup_correct_coef", StreamPart.CORRECTED_SCALE: "altup_correct_scale",
-    "mamba.in_proj": "ssm_in", "mamba.conv1d": "ssm_conv1d", "mamba.norm": "ssm_norm", "mamba.out_proj": "ssm_out",
-}  # fmt: skip
+_MODULES, _PARTS, _SHARED = to_gguf("decoder"), to_gguf("layer", "layer_of_some"), to_gguf("shared_expert")
 _WHOLE = {"A_log": "ssm_a", "dt_bias": "ssm_dt.bias", "D": "ssm_d"}  # by the last part of a name
 _SCALES = {ROUTER_SCALE: "ffn_gate_inp.scale", EXPERT_SCALES: "ffn_down_exps.scale"}  # whole names
 # Those of all streams are in one tensor.
 _OF_STREAMS: dict[str, str] = {StreamPart.BEGIN: "altup_proj.weight", StreamPart.END: "altup_unembd_proj.weight"}
-_SHARED = {f"mlp.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")} | {
-    "mlp.gate_up_proj": "ffn_up_shexp"
-}  # beside a mixture of experts
 _BY_KEY_HEAD = ("qwen3next",)  # whose heads of values have a checkpoint's order
 # What llama.cpp calls the norm before the feed-forward part; elsewhere "ffn_norm".
 _BEFORE_MLP = dict.fromkeys(

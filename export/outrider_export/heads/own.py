@@ -27,8 +27,8 @@ from outrider_export.describe.plan import Plan
 from outrider_export.heads import qwen
 from outrider_export.heads.formats import HeadCheckpoint, make_head
 from outrider_export.progress import Progress
-from outrider_export.sources.gguf_drafter import PARTS_OF_LAYER
 from outrider_export.sources.gguf_file import GGUFHeader
+from outrider_export.sources.gguf_names import from_gguf, to_gguf
 from outrider_export.sources.gguf_reader import read_header
 from outrider_export.sources.safetensors import tensors_of
 from outrider_export.sources.source import Located
@@ -39,27 +39,11 @@ _LAYER = re.compile(r"^layers\.(\d+)\.")
 _GGUF = {"qwen3next": "qwen3_next", "qwen35": "qwen3_5", "qwen35moe": "qwen3_5_moe"}  # by `general.architecture`
 # Whose modules have another form, by the model's `model_type`.
 _OTHERS = ("cohere2_moe", "exaone4", "mellum", "nemotron_h")
-_GGUF_NAMES = {theirs: f"layers.0.{ours}" for theirs, ours in PARTS_OF_LAYER.items()} | {
-    "nextn.eh_proj": "fc", "nextn.enorm": "pre_fc_norm_embedding", "nextn.hnorm": "pre_fc_norm_hidden",
-    "nextn.shared_head_norm": "norm", "nextn.embed_tokens": "embed_tokens", "nextn.shared_head_head": "lm_head",
-    "post_attention_norm": "layers.0.post_attention_layernorm",
-    "ffn_gate_inp": "layers.0.mlp.gate", "ffn_gate_exps": "layers.0.mlp.experts.gate_proj",
-    "ffn_up_exps": "layers.0.mlp.experts.up_proj", "ffn_down_exps": "layers.0.mlp.experts.down_proj",
-    "ffn_gate_inp_shexp": "layers.0.mlp.shared_expert_gate", "ffn_gate_shexp": "layers.0.mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "layers.0.mlp.shared_expert.up_proj", "ffn_down_shexp": "layers.0.mlp.shared_expert.down_proj",
-}  # fmt: skip
-_GGUF_KEYS = {
-    "hidden_size": "embedding_length",
-    "num_attention_heads": "attention.head_count",
-    "head_dim": "attention.key_length",
-    "max_position_embeddings": "context_length",
-}
-_DENSE_KEYS = {"intermediate_size": "feed_forward_length"}
-_MIXED_KEYS = {
-    "moe_intermediate_size": "expert_feed_forward_length", "num_experts": "expert_count",
-    "num_experts_per_tok": "expert_used_count",
-    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
-}  # fmt: skip
+_KEYS = ("hidden_size", "num_attention_heads", "head_dim", "max_position_embeddings")
+_DENSE_KEYS = ("intermediate_size",)
+_MIXED_KEYS = (
+    "moe_intermediate_size", "num_experts", "num_experts_per_tok", "shared_expert_intermediate_size"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -135,14 +119,14 @@ def _gguf_names(header: GGUFHeader) -> dict[str, str]:
     """As `OwnModule.names`; empty if the file has none of a kind that is known."""
     if header.architecture not in _GGUF or not header.num_modules:
         return {}
-    names = {}
+    names, top, parts = {}, from_gguf("mtp"), from_gguf("layer", "mtp_layer")
     for at in range(header.num_modules):
+        known = top | {theirs: f"layers.{at}.{ours}" for theirs, ours in parts.items()}
         prefix = f"blk.{header.num_layers + at}."
         for name in header.tensors:
-            part = name.removeprefix(prefix)
-            known = _GGUF_NAMES.get(part.rpartition(".")[0]) if part != name else None
-            if known is not None:
-                names[f"{known.replace('layers.0', f'layers.{at}')}.{part.rpartition('.')[2]}"] = name
+            module, _, kind = name.removeprefix(prefix).rpartition(".")
+            if name.startswith(prefix) and module in known:
+                names[f"{known[module]}.{kind}"] = name
     if names and "norm.weight" not in names and "output_norm.weight" in header.tensors:
         names["norm.weight"] = "output_norm.weight"
     return names
@@ -151,8 +135,8 @@ def _gguf_names(header: GGUFHeader) -> dict[str, str]:
 def _config_of(header: GGUFHeader, main: Geometry) -> dict[str, Any]:
     """What config.json says of a module."""
     is_dense = header.value(".expert_count") is None
-    keys = _GGUF_KEYS | (_DENSE_KEYS if is_dense else _MIXED_KEYS)
-    config: dict[str, Any] = {ours: header.integer(f".{theirs}", least=1) for ours, theirs in keys.items()}
+    theirs, keys = to_gguf("keys"), (*_KEYS, *(_DENSE_KEYS if is_dense else _MIXED_KEYS))
+    config: dict[str, Any] = {key: header.integer(f".{theirs[key]}", least=1) for key in keys}
     return config | {
         "num_key_value_heads": main.num_kv_heads,
         "model_type": _GGUF[header.architecture],

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from outrider.errors import ExportError
 from outrider_export.sources.gguf_file import DIVISORS, GGUFHeader
+from outrider_export.sources.gguf_names import from_gguf, to_gguf
 from outrider_export.sources.gguf_reader import read_header
 
 _EAGLE, _DFLASH = "eagle3", "dflash"
@@ -31,48 +32,15 @@ _CLASSES = {
     "dspark": "Qwen3DSparkModel",
 }  # fmt: skip
 _NAME = re.compile(r"(?:blk\.(\d+)\.)?(.+?)(\.weight|\.bias)?\Z")
-_TENSORS = {
-    "fc": "fc", "enc.output_norm": "hidden_norm", "output_norm": "norm", "output": "lm_head",
-    "token_embd": "embed_tokens",
-}  # fmt: skip
-_OF_KIND = {
-    "dspark": {
-        "markov_w1": "markov_head.markov_w1", "markov_w2": "markov_head.markov_w2", "conf_proj": "confidence_head.proj"
-    },
-    "dflash2": {
-        "selector_hidden": "candidate_selector.hidden_projection",
-        "selector_predecessor": "candidate_selector.predecessor_codebook",
-        "selector_successor": "candidate_selector.successor_codebook",
-    },
-}  # fmt: skip
-PARTS_OF_LAYER = {
-    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}  # fmt: skip
-_PARTS = PARTS_OF_LAYER | {"ffn_norm": "post_attention_layernorm"}
-_PARTS_OF_KIND = {
-    "eagle3": {"attn_norm_2": "hidden_norm"},
-    "dflash2": {
-        "attn_conv_base": "attention_conv.base_kernel", "attn_conv_proj": "attention_conv.kernel_projection",
-        "ffn_conv_base": "mlp_conv.base_kernel", "ffn_conv_proj": "mlp_conv.kernel_projection",
-    },
-}  # fmt: skip
-_INTEGERS = {
-    "hidden_size": "embedding_length", "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv", "max_position_embeddings": "context_length",
-    "num_hidden_layers": "block_count",
-}  # fmt: skip
+_INTEGERS = (
+    "hidden_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings", "num_hidden_layers"
+)  # fmt: skip
 _SELECTOR_KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 _SCALES = {
     "input_embedding_scale": "embedding_scale", "output_multiplier": "logit_scale",
     "final_logit_softcapping": "final_logit_softcapping",
 }  # fmt: skip
-_ROPE_KEYS = {
-    "factor": "factor", "original_max_position_embeddings": "original_context_length",
-    "attention_factor": "attn_factor", "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow",
-}  # fmt: skip
+_ROPE_KEYS = ("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow")
 
 
 def kind_of_file(path: Path) -> str | None:
@@ -110,7 +78,8 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
 
 def _config(header: GGUFHeader, kind: str) -> dict[str, Any]:
     """What all kinds have in config.json."""
-    config: dict[str, Any] = {ours: header.integer(f".{theirs}", least=1) for ours, theirs in _INTEGERS.items()}
+    keys, rope_keys = to_gguf("keys"), to_gguf("rope_keys")
+    config: dict[str, Any] = {key: header.integer(f".{keys[key]}", least=1) for key in _INTEGERS}
     whole = config["hidden_size"] // config["num_attention_heads"]
     size = header.integer(".attention.key_length", whole, least=1)
     rotated = header.integer(".rope.dimension_count", size, least=1)
@@ -121,8 +90,8 @@ def _config(header: GGUFHeader, kind: str) -> dict[str, Any]:
     scaling = header.text(".rope.scaling.type", "none")
     rope: dict[str, Any] = {"rope_theta": header.real(".rope.freq_base", 10_000.0)}
     if scaling != "none":
-        found = {ours: header.real(f".rope.scaling.{theirs}", 0.0) for ours, theirs in _ROPE_KEYS.items()}
-        rope |= {"rope_type": scaling} | {ours: value for ours, value in found.items() if value}
+        found = {key: header.real(f".rope.scaling.{rope_keys[key]}", 0.0) for key in _ROPE_KEYS}
+        rope |= {"rope_type": scaling} | {key: value for key, value in found.items() if value}
     return config | {
         "architectures": [_CLASSES[kind]],
         "head_dim": size,
@@ -183,7 +152,7 @@ def _tensors(header: GGUFHeader, kind: str) -> dict[str, NDArray[Any]]:
     from outrider_export.sources.gguf_values import values_of
 
     made: dict[str, NDArray[Any]] = {}
-    top, parts = _TENSORS | _OF_KIND.get(kind, {}), _PARTS | _PARTS_OF_KIND.get(kind, {})
+    top, parts = from_gguf("drafter", kind), from_gguf("layer", "drafter_layer", f"{kind}_layer")
     for name, tensor in header.tensors.items():
         if name == DIVISORS:
             continue
