@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -33,48 +34,14 @@ OTHER_TEMPLATES = f"{TEMPLATE_FOLDER}/*.jinja"
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*(:[A-Za-z0-9][A-Za-z0-9._-]*)?)?")
 POOLING = "1_Pooling/config.json"  # of sentence-transformers
 ENCODER_DECODERS = ("T5ForConditionalGeneration", "WhisperForConditionalGeneration", "MarianMTModel")
-# Models that read images, as in config.json's architectures, and how their images are laid out.
-IMAGE_MODELS: dict[str, ImageLayout] = {
-    "SmolVLMForConditionalGeneration": "idefics3",  # of SmolVLM2, too
-    "Idefics3ForConditionalGeneration": "idefics3",
-    "InternVLForConditionalGeneration": "internvl",
-}
-# Models that read images, by the class of their text part, which is a model of its own.
-TEXT_PARTS = {
-    "Exaone4_5_ForConditionalGeneration": "Exaone4ForCausalLM",
-    "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
-    "Gemma3nForConditionalGeneration": "Gemma3nForCausalLM",
-    "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
-    "Gemma4UnifiedForConditionalGeneration": "Gemma4ForCausalLM",
-    "Lfm2VlForConditionalGeneration": "Lfm2ForCausalLM",
-    "Llama4ForConditionalGeneration": "Llama4ForCausalLM",
-    "LlavaNextForConditionalGeneration": "GraniteForCausalLM",  # of Granite Vision
-    "Mistral3ForConditionalGeneration": "Ministral3ForCausalLM",  # of Mistral Small 3, too
-    "MiniCPMV4_6ForConditionalGeneration": "Qwen3_5ForCausalLM",
-    "MuseGlimmerForConditionalGeneration": "MuseGlimmerForCausalLM",
-    "Qwen2VLForConditionalGeneration": "Qwen2ForCausalLM",
-    "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",
-    "Qwen3VLForConditionalGeneration": "Qwen3ForCausalLM",
-    "Qwen3VLMoeForConditionalGeneration": "Qwen3MoeForCausalLM",
-    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
-    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
-}
-# Of these, a main model in OpenVINO's format reads images, too, and its encoder is written without PyTorch.
+_IMAGES: dict[str, dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("image_models.toml").read_text(encoding="utf-8")
+)
+_MODELS, _TEXT_TYPES, _LEFT_OUT = (_IMAGES[name] for name in ("models", "text_types", "left_out"))
+# How models lay out images, by their class: those whose encoder PyTorch converts, and the others.
+IMAGE_MODELS: dict[str, ImageLayout] = {name: each["layout"] for name, each in _MODELS.items() if "traced" in each}
 DIRECT_ENCODERS: dict[str, ImageLayout] = {
-    "Gemma3ForConditionalGeneration": "gemma3",
-    "Gemma4ForConditionalGeneration": "gemma4",
-    "Gemma4UnifiedForConditionalGeneration": "gemma4",
-    "Lfm2VlForConditionalGeneration": "lfm2",
-    "LlavaNextForConditionalGeneration": "llava_next",
-    "MiniCPMV": "minicpm",
-    "MiniCPMV4_6ForConditionalGeneration": "minicpm4_6",
-    "Mistral3ForConditionalGeneration": "pixtral",
-    "Qwen2VLForConditionalGeneration": "qwen",
-    "Qwen2_5_VLForConditionalGeneration": "qwen",
-    "Qwen3VLForConditionalGeneration": "qwen",
-    "Qwen3VLMoeForConditionalGeneration": "qwen",
-    "Qwen3_5ForConditionalGeneration": "qwen",
-    "Qwen3_5MoeForConditionalGeneration": "qwen",
+    name: each["layout"] for name, each in _MODELS.items() if "layout" in each and "traced" not in each
 }
 # MiniCPM-V's text part, whose keys are beside the others, by its version.
 _MINICPM = "MiniCPMV"
@@ -83,19 +50,6 @@ _OF_MINICPM = {
     4.0: ("LlamaForCausalLM", "llama"),
     4.5: ("Qwen3ForCausalLM", "qwen3"),
 }
-# Other names of text parts' architectures.
-_TEXT_TYPES = {
-    "exaone4_5_text": "exaone4", "gemma4_unified_text": "gemma4_text", "qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2",
-    "qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3",
-    "qwen3_vl_moe_text": "qwen3_moe",
-}  # fmt: skip
-# What published configurations of text parts leave to Transformers.
-_LEFT_OUT = {
-    "Gemma3ForCausalLM": {
-        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208,
-        "max_position_embeddings": 131_072,
-    },
-}  # fmt: skip
 # Names of tensors beside a text part: of images, sounds, and a drafter.
 NO_TEXT = (
     "model.visual.", "visual.", "mtp.", "vision_tower.", "multi_modal_projector.", "model.vision_", "vision_model.",
@@ -278,7 +232,7 @@ def text_part(config: dict[str, Any]) -> dict[str, Any]:
         return left | {"architectures": [of_text], "model_type": text_type}
     if (kind := _RENAMED.get((names[0] if names else "", str(config.get("model_type"))))) is not None:
         return config | {"model_type": kind}
-    part = next((TEXT_PARTS[name] for name in names if name in TEXT_PARTS), None)
+    part = next((each for name in names if (each := _MODELS.get(name, {}).get("text"))), None)
     if part is None:
         return config
     parts = ("vision_config", "audio_config", "text_config")
@@ -289,7 +243,7 @@ def text_part(config: dict[str, Any]) -> dict[str, Any]:
     text: dict[str, Any] = {} if "hidden_size" in config and "text_config" not in config else config["text_config"]
     kind = text.get("model_type") or config.get("model_type")
     named = {"architectures": [part], "model_type": _TEXT_TYPES.get(str(kind), kind)}
-    return _LEFT_OUT.get(part, {}) | around | text | tied | named
+    return {**_LEFT_OUT.get(part, {}), **around, **text, **tied, **named}
 
 
 def name_in_text(name: str) -> str:
