@@ -343,11 +343,9 @@ MOST_LINES = {"runtime": 49_548, "export": 23_905, "bench": 6_251, "tests": 48_1
 # What is longer than the rules for all others: 400 lines a file, 60 a function, 16 fields a class. Entries leave.
 LONG_FILES: dict[str, int] = {"chunk_files.py": 401, "weights.py": 416}
 LONG_FUNCTIONS: dict[str, int] = {
-    "_decoder": 93,
     "answer": 66,
     "assemble": 94,
     "bench": 71,
-    "config_of": 75,
     "generate": 68,
     "openvino_toy": 75,
     "save_toy_bundle": 92,

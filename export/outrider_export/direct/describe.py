@@ -14,7 +14,7 @@ from outrider_export.direct.arch import Arch, NotDirect
 from outrider_export.direct.archs import ARCHS
 from outrider_export.direct.decoder import Decoder, Layer
 from outrider_export.direct.experts import experts_of
-from outrider_export.direct.latent import dense_layers, latent_of, scale_of
+from outrider_export.direct.latent import Latent, dense_layers, latent_of, scale_of
 from outrider_export.direct.rope import Rope, rope_of
 from outrider_export.direct.sizes import FULL, MLP, MOE, Blocks, LayerSizes, block_kinds, varied_sizes
 from outrider_export.direct.states import STATES, State
@@ -93,81 +93,42 @@ def describe_as(arch: Arch, config: dict[str, Any]) -> Decoder:
 
 
 def _decoder(arch: Arch, config: dict[str, Any], activation: str) -> Decoder:
-    growth, step, offset = _query_growth(arch, config)
-    chunk = int(config.get("attention_chunk_size", 0)) if arch.attention.chunked else 0
-    blocks, of_experts = None, set[int]()
+    blocks = None
     if arch.layers == "blocks":
-        kinds = block_kinds(config)
-        blocks = Blocks.of(kinds)
-        mixing = [kinds[number] for number in blocks.mixing]
-        of_experts = {number for number, kind in enumerate(kinds) if kind == MOE}
-        if unknown := [kind for kind in kinds if kind not in (*STATES, *_ATTENTION, MLP, MOE)]:
-            raise ValueError(f"layers of the kind {unknown[0]!r}")
-        size = config.get("head_dim", config.get("attention_head_dim"))
-        config = config | {"layer_types": mixing, "num_hidden_layers": len(mixing), "head_dim": size}
-    arch = _as_configured(arch, config)
-    if arch.experts.shared == "added" and config.get("shared_intermediate_size") == 0:
-        arch = replace(arch, experts=replace(arch.experts, shared=""))
-        config = config | {"intermediate_size": config["moe_intermediate_size"]}
-    hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+        blocks = Blocks.of(block_kinds(config))
+        config = config | _as_layers(blocks, config)
+    arch, config = _as_configured(arch, config)
     latent = latent_of(config) if arch.attention.latent else None
-    config = config | dense_layers(config) if arch.experts.router else config
-    if latent is None:
-        head_size, kv_heads = int(config.get("head_dim") or hidden // heads), config.get("num_key_value_heads") or heads
-    else:
-        config = config | {"attention_multiplier": scale_of(latent, config)}
-        head_size, kv_heads = latent.head_size, heads
-    sizes = LayerSizes(int(kv_heads), head_size, _mlp_size(config), latent=latent)
-    full_size = int(config.get("global_head_dim") or head_size) if arch.varied else head_size
-    if (largest := max(head_size, full_size)) > MOST_WIDTH or int(config["num_hidden_layers"]) > MOST_LAYERS:
+    sizes = _sizes(config, latent)
+    full_size = int(config.get("global_head_dim") or sizes.head_size) if arch.varied else sizes.head_size
+    if (largest := max(sizes.head_size, full_size)) > MOST_WIDTH or int(config["num_hidden_layers"]) > MOST_LAYERS:
         raise ValueError(f"{config['num_hidden_layers']} layers with heads of {largest} numbers")
-    states = _states(config)
-    if "moe_latent_size" in config:
-        raise ValueError(f"experts that read a shorter row (moe_latent_size={config['moe_latent_size']})")
-    has_experts = [True] * len(states) if blocks is None else [number in of_experts for number in blocks.feeding]
-    experts = [
-        experts_of(arch.experts, config, i, gated=not arch.ungated) if is_there else None
-        for i, is_there in enumerate(has_experts)
-    ]
-    windows = _windows(arch, config)
-    feeding = [True] * len(states) if blocks is None else [number is not None for number in blocks.feeding]
-    if arch.experts.shared and any(experts) and not all(experts) and not arch.experts.grouped:
-        raise ValueError("layers with and without experts beside a shared one")
-    of_layers = varied_sizes(config, sizes) if arch.varied else [sizes] * len(states)
-    if arch.experts.grouped and any(experts):
-        size = int(config["moe_intermediate_size"]) * int(config["n_shared_experts"])
-        size = int(config["moe_shared_expert_intermediate_size"]) if blocks is not None else size
-        shared = replace(sizes, mlp_size=size)
-        of_layers = [sizes if mixture is None else shared for mixture in experts]
+    layers = _layers(arch, config, sizes, blocks)
     rotated = full_size if latent is None else latent.rotated
-    ropes, limit = _ropes(arch, config, {FULL: rotated, SLIDING: head_size})
+    ropes, limit = _ropes(arch, config, {FULL: rotated, SLIDING: sizes.head_size})
     has_long = ropes[FULL].long is not None
-    streams = streams_of(config) if arch.layers == "streams" else None
-    cutoffs = cutoffs_of(config, len(states)) if arch.layers == "streams" else [None] * len(states)
-    scale = config.get("attention_multiplier") or config.get("query_pre_attn_scalar", head_size) ** -0.5
-    eps = float(config.get("rms_norm_eps", 1e-6) if arch.norms.kind == "rms" else config["layer_norm_eps"])
+    chunk = int(config.get("attention_chunk_size", 0)) if arch.attention.chunked else 0
     if chunk < int(config["max_position_embeddings"]):
         limit = chunk or limit
-    rotations = _rotations(arch, config, windows)
-    if config.get("prefix_dense_sliding_window_pattern") == 1:  # the first layers, which are dense, rotate, too
-        rotations = [rope if mixture else FULL for rope, mixture in zip(rotations, experts, strict=True)]
+    if latent is not None:
+        scale = scale_of(latent, config)
+    else:
+        scale = config.get("attention_multiplier") or config.get("query_pre_attn_scalar", sizes.head_size) ** -0.5
+    hidden = int(config["hidden_size"])
+    eps = float(config.get("rms_norm_eps", 1e-6) if arch.norms.kind == "rms" else config["layer_norm_eps"])
+    growth, step, offset = _query_growth(arch, config)
     return Decoder(
         arch=arch,
         hidden_size=hidden,
-        num_heads=heads,
+        num_heads=int(config["num_attention_heads"]),
         num_kv_heads=sizes.num_kv_heads,
-        head_size=head_size,
+        head_size=sizes.head_size,
         mlp_size=sizes.mlp_size,
         eps=eps,
         after_eps=float(config.get("post_norm_eps", eps)),
         activation=activation,
         ropes=ropes,
-        layers=tuple(
-            Layer(window if state is None else 0, rope if state is None else None, state, mixture, each, feeds, cutoff)
-            for window, rope, state, mixture, each, feeds, cutoff in zip(
-                windows, rotations, states, experts, of_layers, feeding, cutoffs, strict=True
-            )
-        ),
+        layers=layers,
         attention_scale=float(scale) * float(config.get("qk_scale_factor", 1.0)),
         embedding_scale=float(config.get("embedding_multiplier", hidden**0.5 if arch.embedding == "scaled" else 1.0)),
         residual_scale=float(config.get("residual_multiplier", 1.0)),
@@ -183,12 +144,24 @@ def _decoder(arch: Arch, config: dict[str, Any], activation: str) -> Decoder:
         blocks=blocks,
         layer_input_size=int(config.get("hidden_size_per_layer_input", 0)),
         layer_vocabulary=int(config.get("vocab_size_per_layer_input", 0)) if arch.layers == "streams" else 0,
-        streams=streams,
+        streams=streams_of(config) if arch.layers == "streams" else None,
     )
 
 
-def _as_configured(arch: Arch, config: Mapping[str, Any]) -> Arch:
-    """An entry without the parts that a configuration turns off."""
+def _as_layers(blocks: Blocks, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a configuration that lists blocks says of layers."""
+    kinds = block_kinds(config)
+    if unknown := [kind for kind in kinds if kind not in (*STATES, *_ATTENTION, MLP, MOE)]:
+        raise ValueError(f"layers of the kind {unknown[0]!r}")
+    mixing = [kinds[number] for number in blocks.mixing]
+    size = config.get("head_dim", config.get("attention_head_dim"))
+    return {"layer_types": mixing, "num_hidden_layers": len(mixing), "head_dim": size}
+
+
+def _as_configured(arch: Arch, config: dict[str, Any]) -> tuple[Arch, dict[str, Any]]:
+    """An entry without the parts that a configuration turns off, and the configuration that says which layers have the
+    others.
+    """
     if arch.attention.chunked and not config.get("use_qk_norm", True):
         arch = replace(arch, attention=replace(arch.attention, normed_after_rope=False, normed_heads=False))
     if not config.get("use_sandwich_norm", True):
@@ -201,7 +174,54 @@ def _as_configured(arch: Arch, config: Mapping[str, Any]) -> Arch:
         how = {"average": "averaged", "sum": "added"}[config["shared_expert_combination_strategy"]]
         shared = how if config["n_shared_experts"] else ""
         arch = replace(arch, experts=replace(arch.experts, router=router, shared=shared))
-    return arch
+    if arch.experts.shared == "added" and config.get("shared_intermediate_size") == 0:
+        arch = replace(arch, experts=replace(arch.experts, shared=""))
+        config = config | {"intermediate_size": config["moe_intermediate_size"]}
+    return arch, config | dense_layers(config) if arch.experts.router else config
+
+
+def _sizes(config: Mapping[str, Any], latent: Latent | None) -> LayerSizes:
+    """Those of a layer with a sliding window, where layers differ."""
+    hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+    if latent is not None:
+        return LayerSizes(heads, latent.head_size, _mlp_size(config), latent=latent)
+    head_size, kv_heads = int(config.get("head_dim") or hidden // heads), config.get("num_key_value_heads") or heads
+    return LayerSizes(int(kv_heads), head_size, _mlp_size(config))
+
+
+def _layers(arch: Arch, config: Mapping[str, Any], sizes: LayerSizes, blocks: Blocks | None) -> tuple[Layer, ...]:
+    states = _states(config)
+    if "moe_latent_size" in config:
+        raise ValueError(f"experts that read a shorter row (moe_latent_size={config['moe_latent_size']})")
+    fed = [MOE] * len(states)  # the kinds of feed-forward parts; "" for none
+    if blocks is not None:
+        kinds = block_kinds(config)
+        fed = ["" if number is None else kinds[number] for number in blocks.feeding]
+    experts = [
+        experts_of(arch.experts, config, i, gated=not arch.ungated) if kind == MOE else None
+        for i, kind in enumerate(fed)
+    ]
+    if arch.experts.shared and any(experts) and not all(experts) and not arch.experts.grouped:
+        raise ValueError("layers with and without experts beside a shared one")
+    of_layers = varied_sizes(config, sizes) if arch.varied else [sizes] * len(states)
+    if arch.experts.grouped and any(experts):
+        size = int(config["moe_intermediate_size"]) * int(config["n_shared_experts"])
+        size = int(config["moe_shared_expert_intermediate_size"]) if blocks is not None else size
+        shared = replace(sizes, mlp_size=size)
+        of_layers = [sizes if mixture is None else shared for mixture in experts]
+    windows = _windows(arch, config)
+    rotations = _rotations(arch, config, windows)
+    if config.get("prefix_dense_sliding_window_pattern") == 1:  # the first layers, which are dense, rotate, too
+        rotations = [rope if mixture else FULL for rope, mixture in zip(rotations, experts, strict=True)]
+    cutoffs = cutoffs_of(config, len(states)) if arch.layers == "streams" else [None] * len(states)
+    return tuple(
+        Layer(window, rope, None, mixture, each, bool(kind), cutoff)
+        if state is None
+        else Layer(0, None, state, mixture, each, bool(kind), cutoff)
+        for window, rope, state, mixture, each, kind, cutoff in zip(
+            windows, rotations, states, experts, of_layers, fed, cutoffs, strict=True
+        )
+    )
 
 
 def _mlp_size(config: Mapping[str, Any]) -> int:

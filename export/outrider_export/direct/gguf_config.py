@@ -77,24 +77,11 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
     Raises:
         NotDirect: for an architecture that is not in `archs`, or one of its settings.
     """
-    arch = arch_of(header)
-    if header.architecture in _WITH_EXPERTS and header.value(".expert_count"):
-        arch = ARCHS[_WITH_EXPERTS[header.architecture]]
-    if arch is None:
-        raise NotDirect(f"the architecture {header.architecture!r} in a GGUF file")
-    if arch.attention.latent:
-        arch = ARCHS[name_of(header)]
-
-    def find(keys: dict[str, str], prefix: str = "") -> dict[str, Any]:
-        found = {ours: header.value(f".{prefix}{theirs}") for ours, theirs in keys.items()}
-        if differing := next((keys[ours] for ours, value in found.items() if is_array(value)), None):
-            raise NotDirect(f"{differing} that differs from layer to layer")
-        return {ours: value for ours, value in found.items() if value is not None}
-
+    arch = _entry_of(header)
     if value := header.value(".rope.scaling.yarn_ext_factor"):  # which the graph does not have
         raise NotDirect(f"rope.scaling.yarn_ext_factor={value!r}")
     config = {"sliding_window": None, "decoder_sparse_step": 1, "block_auto_adjust_ff_dim": False} | kv_heads_of(header)
-    config |= find({ours: theirs for ours, theirs in to_gguf("keys").items() if config.get(ours) is None})
+    config |= _found(header, {ours: theirs for ours, theirs in to_gguf("keys").items() if config.get(ours) is None})
     if arch.experts.grouped:
         config = {"norm_topk_prob": False, "routed_scaling_factor": 1.0} | config
     if arch.attention.latent:
@@ -120,7 +107,33 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
     rotated = header.value(".rope.dimension_count")
     if rotated and size and not arch.varied and not arch.attention.latent:
         config["partial_rotary_factor"] = rotated / size
-    rope = find(to_gguf("rope_keys"), "rope.scaling.")
+    if (rope := _rope_of(header, arch, config.pop("temperature_scale", 0))) is not None:
+        config["rope_parameters"] = rope
+    if arch.adjust_gguf is not None:
+        arch.adjust_gguf(config)
+    return config
+
+
+def _entry_of(header: GGUFHeader) -> Arch:
+    arch = arch_of(header)
+    if header.architecture in _WITH_EXPERTS and header.value(".expert_count"):
+        arch = ARCHS[_WITH_EXPERTS[header.architecture]]
+    if arch is None:
+        raise NotDirect(f"the architecture {header.architecture!r} in a GGUF file")
+    return ARCHS[name_of(header)] if arch.attention.latent else arch
+
+
+def _found(header: GGUFHeader, keys: dict[str, str], prefix: str = "") -> dict[str, Any]:
+    """What the metadata says of these keys, by their names in config.json."""
+    found = {ours: header.value(f".{prefix}{theirs}") for ours, theirs in keys.items()}
+    if differing := next((keys[ours] for ours, value in found.items() if is_array(value)), None):
+        raise NotDirect(f"{differing} that differs from layer to layer")
+    return {ours: value for ours, value in found.items() if value is not None}
+
+
+def _rope_of(header: GGUFHeader, arch: Arch, growth: float) -> dict[str, Any] | None:
+    """The `rope_parameters`; None where the metadata says nothing of them. growth: of queries with their position."""
+    rope = _found(header, to_gguf("rope_keys"), "rope.scaling.")
     legacy = header.value(".rope.scale_linear")
     if legacy and "factor" not in rope:
         rope["factor"] = legacy
@@ -137,15 +150,11 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         rope["mscale"] = rope["mscale_all_dim"]
     if (scale := rope.pop("yarn_attention_factor", None)) is not None:
         rope.setdefault("attention_factor", scale)
-    if growth := config.pop("temperature_scale", 0):
+    if growth:
         rope["llama_4_scaling_beta"] = growth
     if rope.get("rope_type", "none") != "none":
-        config["rope_parameters"] = rope
-    elif arch.defaults.get("rope_parameters"):
-        config["rope_parameters"] = {"rope_type": "default"}
-    if arch.adjust_gguf is not None:
-        arch.adjust_gguf(config)
-    return config
+        return rope
+    return {"rope_type": "default"} if arch.defaults.get("rope_parameters") else None
 
 
 def _windows_of(header: GGUFHeader) -> dict[str, Any]:
