@@ -352,7 +352,6 @@ LONG_FUNCTIONS: dict[str, int] = {
     "serve": 77,
     "tune": 81,
     "verify": 96,
-    "write_head": 65,
 }
 MANY_FIELDS: dict[str, int] = {
     "ChatRequest": 19,

@@ -38,12 +38,13 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module", autouse=True)
 def traced_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A model is traced for the first format, and the same graphs are taken for the others. Tracing takes longest."""
-    root, load, trace = tmp_path_factory.mktemp("traced"), conversion._load_model, conversion._to_ir
+    root, load, trace = tmp_path_factory.mktemp("traced"), conversion._load_model, conversion.export_ir
 
-    def to_ir(model: Any, folder: Path, kind: str) -> None:
-        if not (root / kind).exists():
-            trace(model, root / kind, kind)
-        shutil.copytree(root / kind, folder)
+    def export_ir(model: Any, folder: Path, task: str) -> None:
+        traced = root / model.config.model_type
+        if not traced.exists():
+            trace(model, traced, task)
+        shutil.copytree(traced, folder)
 
     models: dict[str, Any] = {}
 
@@ -51,7 +52,7 @@ def traced_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         return models.setdefault(job["kind"], models.get(job["kind"]) or load(job))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conversion, "_to_ir", to_ir)
+        patch.setattr(conversion, "export_ir", export_ir)
         patch.setattr(conversion, "_load_model", load_model)
         yield
 

@@ -18,7 +18,7 @@ from outrider.system.core import new_core
 from outrider_export.describe.encoder_decoder import TASKS
 from outrider_export.encoder_decoder.graphs import cross_model, decoder_model, encoder_model
 from outrider_export.progress import Progress
-from outrider_export.with_torch.convert import compress, lift, load
+from outrider_export.with_torch.convert import compress, export_ir, lift, load
 
 MODEL = "openvino_model.xml"
 _SPARE_POSITIONS = 64  # after the model's context, for the padding of calls
@@ -34,7 +34,10 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     model = _load_model(job)
     tied = bool(model.get_output_embeddings().weight is model.get_input_embeddings().weight)
     progress.phase("convert")
-    _to_ir(model, scratch / "ir", job["kind"])
+    task = TASKS[job["kind"]]
+    if job["kind"] == "marian":  # which optimum-intel 2.2 exports with Transformers 4.57 and older only
+        lift(job["kind"], task)
+    export_ir(model, scratch / "ir", task)
     del model
     core = new_core()
     first, later, encoder = (
@@ -68,16 +71,6 @@ def _load_model(job: dict[str, Any]) -> Any:
         last = table.weight.data[-1:].repeat(_SPARE_POSITIONS, 1)
         table.weight = torch.nn.Parameter(torch.cat([table.weight.data, last]))
     return model
-
-
-def _to_ir(model: Any, folder: Path, kind: str) -> None:
-    from optimum.exporters.openvino import export_from_model
-    from optimum.intel.openvino import OVConfig
-
-    task = TASKS[kind]
-    if kind == "marian":  # which optimum-intel 2.2 exports with Transformers 4.57 and older only
-        lift(kind, task)
-    export_from_model(model, folder, task=task, ov_config=OVConfig(dtype="fp32"), stateful=False)
 
 
 def _save(model: Any, path: Path, weights: str) -> None:

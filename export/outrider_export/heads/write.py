@@ -82,20 +82,7 @@ def write_head(
             folder=name,
             format="openvino",
             weights=weights,
-            geometry=Geometry(
-                architecture=head.kind,
-                num_layers=head.num_layers,
-                num_heads=head.num_heads,
-                num_kv_heads=head.num_kv_heads,
-                head_size=head.head_size,
-                hidden_size=head.hidden_size,
-                context_length=head.context_length,
-                logits_width=_num_logits(main, head, proposed),
-                num_experts=max(
-                    (len(e) for name, e in head.tensors.items() if name.endswith(container.EXPERTS)), default=0
-                ),
-                num_active_experts=int(head.numbers.get(NUM_ACTIVE, 0)),
-            ),
+            geometry=_geometry_of(main, head, proposed),
             vocab_size=main.vocab_size,
             vocab_sha256=main.vocab_sha256,
             source=Source(id=source.id, kind=source.kind, revision=source.revision, recipe={"route": "drafter"}),
@@ -107,6 +94,22 @@ def write_head(
     )
     check_drafter(folder, main, entry)
     return entry
+
+
+def _geometry_of(main: ModelEntry, head: HeadCheckpoint, proposed: NDArray[np.int32] | None) -> Geometry:
+    experts = [len(each) for name, each in head.tensors.items() if name.endswith(container.EXPERTS)]
+    return Geometry(
+        architecture=head.kind,
+        num_layers=head.num_layers,
+        num_heads=head.num_heads,
+        num_kv_heads=head.num_kv_heads,
+        head_size=head.head_size,
+        hidden_size=head.hidden_size,
+        context_length=head.context_length,
+        logits_width=_num_logits(main, head, proposed),
+        num_experts=max(experts, default=0),
+        num_active_experts=int(head.numbers.get(NUM_ACTIVE, 0)),
+    )
 
 
 def check_drafter(folder: Path, main: ModelEntry, entry: DrafterEntry) -> None:

@@ -8,17 +8,16 @@ openvino_model; `scratch`, a folder for the uncompressed IR; `trust_remote_code`
 from __future__ import annotations
 
 import shutil
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openvino
 
-from outrider.errors import ExportError, one_line
+from outrider.errors import ExportError
 from outrider.system.core import new_core
 from outrider_export.progress import Progress
-from outrider_export.with_torch.convert import compress, load
+from outrider_export.with_torch.convert import compress, export_ir, load
 
 _TASKS = {"embedding": "feature-extraction", "rerank": "text-classification"}
 _OUTPUTS = {"embedding": "last_hidden_state", "rerank": "logits"}
@@ -36,7 +35,7 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     loader = AutoModel if kind == "embedding" else AutoModelForSequenceClassification
     model = load(loader, job["model"], dtype="float32", trust_remote_code=job["trust_remote_code"])
     progress.phase("convert")
-    _to_ir(model, scratch / "ir", _TASKS[kind])
+    export_ir(model, scratch / "ir", _TASKS[kind])
     made = new_core().read_model(scratch / "ir" / "openvino_model.xml")
     progress.phase("compare")
     _compare(model.eval(), made, _OUTPUTS[kind])
@@ -49,19 +48,6 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     del made
     shutil.rmtree(scratch / "ir", ignore_errors=True)
     return {}
-
-
-def _to_ir(model: Any, folder: Path, task: str) -> None:
-    from optimum.exporters.openvino import export_from_model
-    from optimum.intel.openvino import OVConfig
-
-    try:
-        export_from_model(model, folder, task=task, ov_config=OVConfig(dtype="fp32"), stateful=False)
-    except ValueError as error:  # an architecture that it does not know, or not with this version of Transformers
-        raise ExportError(
-            f"optimum-intel {version('optimum-intel')} does not export the architecture '{model.config.model_type}' "
-            f"for {task} with Transformers {version('transformers')}: {one_line(error)[:200]}."
-        ) from error
 
 
 def _compare(model: Any, made: Any, output: str) -> None:

@@ -139,7 +139,6 @@ def merge(model: Any, adapter: LoraAdapter) -> None:
 
 def _to_ir(model: Any, folder: Path, weights: str) -> None:
     import torch
-    from optimum.exporters.openvino import export_from_model
     from optimum.intel.openvino import OVConfig, OVWeightQuantizationConfig
 
     register(model.config.model_type)
@@ -149,20 +148,27 @@ def _to_ir(model: Any, folder: Path, weights: str) -> None:
         if weights in ("fp16", "fp32")
         else OVConfig(quantization_config=OVWeightQuantizationConfig(bits=8, sym=False))
     )
+    is_half = model.dtype in (torch.float16, torch.bfloat16)
+    export_ir(model, folder, _TASK, ov_config=config, stateful=True, patch_16bit_model=is_half)
+
+
+def export_ir(model: Any, folder: Path, task: str, **options: Any) -> None:
+    """Have optimum-intel write the graphs of a torch model, by default in float32 and without a state.
+
+    Raises:
+        ExportError: for an architecture that it does not know, or not with this version of Transformers.
+    """
+    from optimum.exporters.openvino import export_from_model
+    from optimum.intel.openvino import OVConfig
+
+    options = {"ov_config": OVConfig(dtype="fp32"), "stateful": False} | options
     try:
-        export_from_model(
-            model,
-            folder,
-            task=_TASK,
-            ov_config=config,
-            stateful=True,
-            patch_16bit_model=model.dtype in (torch.float16, torch.bfloat16),
-        )
-    except ValueError as error:  # an architecture that it does not know, or not with this version of Transformers
+        export_from_model(model, folder, task=task, **options)
+    except ValueError as error:
         raise ExportError(
             f"optimum-intel {version('optimum-intel')} does not export the architecture '{model.config.model_type}' "
-            f"with Transformers {version('transformers')}: {one_line(error)[:200]}. docs/models.md lists those that "
-            "run."
+            f"with Transformers {version('transformers')} for {task}: {one_line(error)[:200]}. docs/models.md lists "
+            "those that run."
         ) from error
 
 
