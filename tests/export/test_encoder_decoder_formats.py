@@ -18,6 +18,7 @@ from outrider.types import EncoderSource, Prompt
 from outrider_export.describe.encoder_decoder import describe_encoder, vocabulary_of
 from outrider_export.encoder_decoder import convert as conversion
 from outrider_export.sources.source import read_config
+from outrider_export.with_torch import convert as torch_convert
 from published import edit
 
 KINDS: dict[str, Callable[[Path], None]] = {"whisper": write_whisper, "t5": write_t5, "marian": write_marian}
@@ -38,7 +39,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module", autouse=True)
 def traced_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A model is traced for the first format, and the same graphs are taken for the others. Tracing takes longest."""
-    root, load, trace = tmp_path_factory.mktemp("traced"), conversion._load_model, conversion.export_ir
+    root, load, trace = tmp_path_factory.mktemp("traced"), conversion._load_model, torch_convert.export_ir
 
     def export_ir(model: Any, folder: Path, task: str) -> None:
         traced = root / model.config.model_type
