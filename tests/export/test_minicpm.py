@@ -21,8 +21,8 @@ from minicpm import (
 )
 from outrider.inputs.vision import Tiles, cut_into_tiles, image_text, read_image
 from outrider.inputs.vision.tiles import PROCESSORS
-from outrider_export.describe.direct_vision import direct_vision_of
 from outrider_export.describe.encoder_decoder import vocabulary_of
+from outrider_export.describe.vision import vision_of
 from outrider_export.sources.source import read_config, text_part
 from tiny_vision import asking
 
@@ -43,7 +43,7 @@ def checkpoint(version: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def entry(checkpoint: Path) -> Any:
-    return direct_vision_of(checkpoint, "fp32", vocabulary_of(checkpoint, read_config(checkpoint)))
+    return vision_of(checkpoint, "fp32", vocabulary_of(checkpoint, read_config(checkpoint)))
 
 
 def noise(number: int, height: int, width: int) -> NDArray[np.uint8]:

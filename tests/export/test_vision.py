@@ -17,7 +17,6 @@ from assistants import Assistant, config_of, write_assistant
 from outrider.inputs.vision import VisionEncoder, cut_into_tiles, image_text, read_image
 from outrider_export import export_bundle
 from outrider_export.bundles.drafters import add_drafter
-from outrider_export.describe.direct_vision import direct_vision_of
 from outrider_export.describe.encoder_decoder import vocabulary_of
 from outrider_export.describe.geometry import geometry_of_config
 from outrider_export.describe.vision import vision_of
@@ -51,7 +50,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 def entry_of(folder: Path) -> Any:
     config = read_config(folder)
     vocabulary = vocabulary_of(folder, config)
-    return vision_of(folder, config, "int4", vocabulary) or direct_vision_of(folder, "int4", vocabulary)
+    return vision_of(folder, "int4", vocabulary)
 
 
 def num_places(text: str, entry: Any) -> int:

@@ -1,5 +1,9 @@
-"""How models lay out images, from their configurations, where the encoder is written without PyTorch: see `Described`.
+"""How models lay out images, from their configurations: see `Described`.
 
+- Idefics3's, which SmolVLM has, too: each tile has a name, its row and column (Laurençon et al. 2024, "Building and
+  better understanding vision-language models: insights and future directions").
+- InternVL's, in the files of Transformers (`-hf`): the tiles of an image stand in one row (Chen et al. 2024, "How far
+  are we to GPT-4V?").
 - Gemma 3 and 4: an image's tokens attend to later ones of the same image (Gemma Team 2025, "Gemma 3 Technical Report").
 - Qwen's: an image keeps its form, and its tokens have positions in rows and columns (Wang et al. 2024, "Qwen2-VL"; Bai
   et al. 2025, "Qwen2.5-VL" and "Qwen3-VL").
@@ -17,8 +21,88 @@ Source of Gemma 4: Transformers 5.5, models/gemma4, and 5.24, models/gemma4_unif
 from __future__ import annotations
 
 from math import isqrt
+from typing import Any
 
-from outrider_export.describe.vision import BICUBIC, BILINEAR, CLIP, STANDARD, Checks, Config, Described, colours_of
+from outrider.system.files import shown
+
+LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # Pillow's numbers
+STANDARD = (0.5, 0.5, 0.5)
+CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+Checks = list[tuple[str, Any, Any]]  # what the files say of images, and the one value that is known
+Config = dict[str, Any]
+# The fields of the manifest, what the files may say, and what the encoder reads, in words. A layout's function gets
+# config.json, and what the files say of images and of the processor, its tokens among it.
+Described = tuple[Config, Checks, str]
+
+
+def colours_of(images: Config, mean: tuple[float, ...], std: tuple[float, ...], resample: int) -> Config:
+    """How pixels are made of an image, with what is usual if the files do not say it."""
+    return {
+        "mean": tuple(images.get("image_mean") or mean),
+        "std": tuple(images.get("image_std") or std),
+        "resample": images.get("resample", resample),
+    }
+
+
+def idefics3_of(config: Config, images: Config, whole: Config) -> Described:
+    """See `Described`."""
+    size, patch = _square_tiles(config)
+    count = (size // patch) ** 2 // config.get("scale_factor", 2) ** 2
+    fields = {
+        "tile_size": size,
+        "tokens_per_tile": count,
+        "longest_edge": images.get("size", {}).get("longest_edge", 4 * size),
+        "splits": images.get("do_image_splitting", True),
+        "image_token": _token(whole, "image_token", "<image>"),
+        "around_token": _token(whole, "fake_image_token", "<fake_token_around_image>"),
+        "global_token": _token(whole, "global_image_token", "<global-img>"),
+    }
+    checks = [
+        ("max_image_size", images.get("max_image_size", {}).get("longest_edge", size), size),
+        ("image_seq_len", whole.get("image_seq_len", count), count),
+    ]
+    return fields | colours_of(images, STANDARD, STANDARD, LANCZOS), checks, f"{size} pixels"
+
+
+def internvl_of(config: Config, images: Config, whole: Config) -> Described:
+    """See `Described`. Its processor always cuts images, whatever `crop_to_patches` says."""
+    size, patch = _square_tiles(config)
+    count = int((size // patch * config.get("downsample_ratio", 0.5)) ** 2)
+    fields = {
+        "tile_size": size,
+        "tokens_per_tile": count,
+        "num_tiles": (images.get("min_patches", 1), images.get("max_patches", 12)),
+        "image_token": _token(whole, "context_image_token", "<IMG_CONTEXT>"),
+        "around_token": _token(whole, "start_image_token", "<img>"),
+        "end_token": _token(whole, "end_image_token", "</img>"),
+    }
+    square = {"height": size, "width": size}
+    checks = [
+        ("size", images.get("size", square), square),
+        ("image_seq_length", whole.get("image_seq_length", count), count),
+        ("vision_feature_layer", config.get("vision_feature_layer", -1), -1),
+        ("vision_feature_select_strategy", config.get("vision_feature_select_strategy", "default"), "default"),
+    ]
+    return fields | colours_of(images, *CLIP, BICUBIC), checks, f"{size} pixels"
+
+
+def _square_tiles(config: Config) -> tuple[int, int]:
+    """The edges of a tile and of a patch, which may be given as lists."""
+    edges = []
+    for name in ("image_size", "patch_size"):
+        given = config["vision_config"][name]
+        width, height = given if isinstance(given, list) else (given, given)
+        if width != height:
+            raise ValueError(f"{name} {shown(given)}, where tiles are square")
+        edges.append(int(width))
+    return edges[0], edges[1]
+
+
+def _token(whole: Config, name: str, usual: str) -> str:
+    """A token around images, by the tokenizer's name for it."""
+    token = whole["tokens"].get(name, usual)
+    return str(token["content"] if isinstance(token, dict) else token)
+
 
 _PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 

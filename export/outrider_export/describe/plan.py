@@ -13,7 +13,6 @@ from outrider.bundle.vision import AnyVisionEntry
 from outrider.errors import ExportError, OptionError, nearest
 from outrider_export import extras
 from outrider_export.describe.architectures import ARCHITECTURES
-from outrider_export.describe.direct_vision import direct_vision_of
 from outrider_export.describe.encoder_decoder import (
     describe_encoder,
     geometry_of,
@@ -282,9 +281,9 @@ def make_plan(
                 encoder = _checked(describe_encoder(path, config, vocabulary))
             else:
                 geometry = geometry_of_config(config, path)
-                vision = _checked(vision_of(path, config, weights, vocabulary))
-                if (role, format) == ("main", "openvino"):  # of others the text part alone
-                    vision = vision or _checked(direct_vision_of(path, weights, vocabulary))
+                # Of draft models and in ONNX, the text part alone, where there is one.
+                is_text = (role, format) != ("main", "openvino")
+                vision = _checked(vision_of(path, weights, vocabulary, whole_only=is_text))
     if vision is not None and role != "main":
         raise ExportError(
             f"{source.id} reads images, and the draft model reads text only. Name a model of text with --draft."
