@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from outrider.models.backends.projections import FEED_FORWARD
+from outrider.models.backends.projections import ATTENTION, FEED_FORWARD
 from outrider_export.direct.arch import Arch
 from outrider_export.direct.experts import Experts
 from outrider_export.direct.latent import Latent
@@ -14,6 +14,7 @@ from outrider_export.direct.sizes import Blocks, LayerSizes
 from outrider_export.direct.states import State
 from outrider_export.direct.streams import Streams
 
+OUTPUT_GATE = "self_attn.output_gate"
 _OF_LAYERS = "model.layers."
 
 
@@ -33,6 +34,22 @@ class Layer:
     sizes: LayerSizes
     feeds: bool = True
     cutoff: float | None = None
+
+    @property
+    def attention(self) -> list[str]:
+        """The matrices of its attention."""
+        if self.sizes.latent is not None:
+            return [*self.sizes.latent.parts]
+        lacking = {"self_attn.v_proj"} if self.sizes.values_are_keys else set()
+        lacking |= {"self_attn.k_proj", "self_attn.v_proj"} if self.sizes.keys_of is not None else set()
+        return [name for name in ATTENTION if name not in lacking]
+
+    @property
+    def reading_alike(self) -> list[str]:
+        """The matrices that multiply the same rows, and a gate that it may lack."""
+        if self.state is not None:
+            return [*self.state.reading_alike]
+        return [] if self.sizes.latent is not None else [*self.attention[:-1], OUTPUT_GATE]
 
 
 @dataclass(frozen=True)

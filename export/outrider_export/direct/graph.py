@@ -18,7 +18,7 @@ from openvino.utils.node_factory import NodeFactory
 
 from outrider.models.backends.nodes import END, floats, integer, ints, parameter, result, transposed
 from outrider_export.direct.altup import AltUp
-from outrider_export.direct.decoder import Decoder, Layer
+from outrider_export.direct.decoder import OUTPUT_GATE, Decoder, Layer
 from outrider_export.direct.feed_forward import FeedForward
 from outrider_export.direct.latent import EPS, K_B, KV_A, KV_NORM, Q_A, Q_B, Q_NORM, V_B, Latent, Q
 from outrider_export.direct.layer_inputs import all_inputs, input_of
@@ -38,7 +38,6 @@ from outrider_export.direct.weights import (
     LAYER_GATE,
     LAYER_INPUTS,
     LAYER_PROJECTION,
-    OUTPUT_GATE,
     Weights,
     layer_name,
 )

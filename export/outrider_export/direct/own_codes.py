@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 from outrider.models.backends.projections import ATTENTION
 from outrider_export.direct.codes import rounded
-from outrider_export.direct.weights import OUTPUT_GATE, Rows, StoredMatrix, layer_of
+from outrider_export.direct.decoder import OUTPUT_GATE
+from outrider_export.direct.weights import Rows, StoredMatrix, layer_of
 from outrider_export.sources.gguf_values import StoredBlocks, of_groups
 
 # Codes, zero points, and scales in float32 or float16.

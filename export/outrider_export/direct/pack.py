@@ -29,6 +29,7 @@ from openvino import opset13 as ops
 from outrider_export.direct import mxfp4
 from outrider_export.direct.codes import pack as pack_codes
 from outrider_export.direct.codes import paired, rounded
+from outrider_export.direct.decoder import OUTPUT_GATE
 from outrider_export.direct.own_codes import GROUP, Codes, OwnForm, forms_of, is_plain, keep, num_sums
 from outrider_export.direct.streams import StreamPart
 from outrider_export.direct.weights import (
@@ -38,11 +39,8 @@ from outrider_export.direct.weights import (
     LAYER_GATE,
     LAYER_INPUTS,
     LAYER_PROJECTION,
-    OUTPUT_GATE,
-    attention_of,
     below_each_other,
     layer_name,
-    reading_alike,
 )
 
 if TYPE_CHECKING:
@@ -194,7 +192,7 @@ def matrices_of(weights: Weights) -> list[str]:
         layer_name(i, part)
         for i, layer in enumerate(decoder.layers)
         for part in (
-            *(attention_of(layer) if layer.state is None else layer.state.matrices),
+            *(layer.attention if layer.state is None else layer.state.matrices),
             *([OUTPUT_GATE] if layer.state is None and decoder.arch.attention.gate in ("matrix", "heads") else ()),
             *((LAYER_GATE, LAYER_PROJECTION) if decoder.layer_input_size else ()),
             *((StreamPart.LAUREL_LEFT, StreamPart.LAUREL_RIGHT) if decoder.streams else ()),
@@ -212,7 +210,7 @@ def _joined(decoder: Decoder, forms: Mapping[str, _Form]) -> Iterator[list[str]]
     """The names of matrices that become one: of a layer, of the same form, and multiplied by the same rows."""
     for i, layer in enumerate(decoder.layers):
         alike: dict[_Form, list[str]] = {}
-        for name in (layer_name(i, part) for part in reading_alike(layer)):
+        for name in (layer_name(i, part) for part in layer.reading_alike):
             if name in forms:
                 alike.setdefault(forms[name], []).append(name)
         yield from (names for names in alike.values() if len(names) > 1)

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import ExportError
-from outrider.models.backends.projections import ATTENTION
 from outrider_export.direct.decoder import Decoder, Layer
 from outrider_export.direct.experts import GATE_UP, ROUTER, Experts
 from outrider_export.direct.latent import K_B, V_B, Latent, rows_in_checkpoint
@@ -29,7 +28,6 @@ Rows = NDArray[np.float32]
 Indices = NDArray[np.int64]
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens", "lm_head", "model.norm"
-OUTPUT_GATE = "self_attn.output_gate"
 # Of decoders whose layers have embeddings of their own: one of all, one below the other by token, and what reads them.
 LAYER_EMBEDDING, LAYER_INPUTS = "model.embed_tokens_per_layer", "model.per_layer_model_projection"
 LAYER_NORM = "model.per_layer_projection_norm"
@@ -47,22 +45,6 @@ def layer_of(name: str) -> tuple[int | None, str]:
         return None, name
     _, _, i, part = name.split(".", 3)
     return int(i), part
-
-
-def attention_of(layer: Layer) -> list[str]:
-    """The matrices of a layer's attention."""
-    if layer.sizes.latent is not None:
-        return [*layer.sizes.latent.parts]
-    lacking = {"self_attn.v_proj"} if layer.sizes.values_are_keys else set()
-    lacking |= {"self_attn.k_proj", "self_attn.v_proj"} if layer.sizes.keys_of is not None else set()
-    return [name for name in ATTENTION if name not in lacking]
-
-
-def reading_alike(layer: Layer) -> list[str]:
-    """The matrices of a layer that multiply the same rows, and a gate that it may lack."""
-    if layer.state is not None:
-        return [*layer.state.reading_alike]
-    return [] if layer.sizes.latent is not None else [*attention_of(layer)[:-1], OUTPUT_GATE]
 
 
 @dataclass(frozen=True)
@@ -85,16 +67,21 @@ class StoredMatrix:
 
 def below_each_other(parts: Sequence[StoredMatrix]) -> StoredMatrix:
     """Matrices of as many columns as one, below each other."""
-    ends = np.cumsum([part.shape[0] for part in parts]).tolist()
-    begins = [0, *ends[:-1]]
+    ends = np.cumsum([part.shape[0] for part in parts])
 
     def read(rows: slice | Indices) -> Rows:
-        if not isinstance(rows, slice):
-            raise TypeError("some rows of matrices that are read as one")
-        spans = ((max(rows.start, a) - a, min(rows.stop, b) - a) for a, b in zip(begins, ends, strict=True))
-        return np.concatenate([part.read(slice(a, b)) for part, (a, b) in zip(parts, spans, strict=True) if a < b])
+        wanted = np.arange(*rows.indices(int(ends[-1]))) if isinstance(rows, slice) else rows
+        runs = np.split(wanted, np.flatnonzero(np.diff(np.searchsorted(ends, wanted, side="right"))) + 1)
+        return np.concatenate([read_run(run) for run in runs])
 
-    return StoredMatrix((ends[-1], parts[0].shape[1]), sum(part.num_bytes for part in parts), read)
+    def read_run(rows: Indices) -> Rows:
+        """Rows of one part."""
+        number = int(np.searchsorted(ends, rows[0], side="right"))
+        first = rows - (int(ends[number - 1]) if number else 0)
+        is_span = len(first) == first[-1] - first[0] + 1 and (np.diff(first) == 1).all()
+        return parts[number].read(slice(int(first[0]), int(first[-1]) + 1) if is_span else first)
+
+    return StoredMatrix((int(ends[-1]), parts[0].shape[1]), sum(part.num_bytes for part in parts), read)
 
 
 class Weights(ABC):
@@ -212,13 +199,11 @@ class Weights(ABC):
 
     def _in_fused(self, name: str, state: GatedDeltaNet) -> StoredMatrix:
         """A projection of a gated delta net that is in one matrix with another one."""
-        i, part = layer_of(name)
-        fused = rows_in_fused(part, state)
-        if i is None or fused is None:
+        _, part = layer_of(name)
+        if (fused := rows_in_fused(part, state)) is None:
             raise self.missing(f"{name}.weight")
-        module, count, rows = layer_name(i, fused[0]), *fused[1:]
-        whole = self.stored(f"{module}.weight")
-        if whole is None:
+        module, count, rows = name.replace(part, fused[0]), *fused[1:]
+        if (whole := self.stored(f"{module}.weight")) is None:
             raise self.missing(f"{name}.weight")
         self._check_shape(module, whole.shape, (count, state.width))
         return self._changed(module, whole).of_rows(rows)
@@ -280,13 +265,7 @@ class Weights(ABC):
                 raise self.missing(f"{module}.weight")
             self._check_shape(module, part.shape, (size, shape[1]))
             parts.append(self._changed(module, part))
-
-        def read(part: slice | Indices) -> Rows:
-            rows = np.arange(shape[0])[part]
-            cuts = np.flatnonzero(np.diff(rows // size)) + 1
-            return np.concatenate([parts[each[0] // size].read(each % size) for each in np.split(rows, cuts)])
-
-        return StoredMatrix(shape, sum(part.num_bytes for part in parts), read)
+        return below_each_other(parts)
 
     def _check_shape(self, module: str, shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> None:
         if shape != tuple(size or found for size, found in zip(wanted, shape, strict=False)):
