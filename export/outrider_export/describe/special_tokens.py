@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -11,33 +12,11 @@ from outrider_export.sources.gguf_file import GGUFHeader
 from outrider_export.sources.source import read_json
 from outrider_export.tokenizers.vocabulary import Vocabulary
 
-# End of turn and end of text under the names that chat models use. As special tokens they end an answer, even if the
-# configuration does not list them (many list one and use two). Not <|end|>: it ends a turn for Phi-3, which lists it,
-# and only a paragraph for others.
-END_TOKENS = (
-    "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>", "<turn|>",
-    "<|return|>", "<|call|>",
-)  # fmt: skip
-
-
-# The tokens of GGUF files that end an answer. Source: llama.cpp, src/llama-vocab.cpp, where it lists EOG tokens. There
-# they may be tokens of plain text, too, such as Qwen's "</s>", which is the end of struck-out text in HTML. Not here.
-_GGUF_ENDS = (
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
-    "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
-    "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[",
-)  # fmt: skip
-# Those of files of code, by the key that names them, and by their texts in files without that key: nothing is to be
-# filled in, and another repository's or file's text begins.
-_GGUF_CODE_ENDS = {
-    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
-    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
-    "fim_sep": ("<|file_sep|>",),
-}
-# Tokens that end no answer where all of others do: a channel's end in gpt-oss's format and in Solar's; Gemma 4's.
-_GGUF_NO_ENDS = (
-    ("<|end|>", ("<|return|>", "<|call|>")), ("<|end|>", ("<|calls|>", "<|flush|>")), ("</s>", ("<|tool_response>",)),
-)  # fmt: skip
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_ENDS: list[str] = _TABLE["ends"]
+_GGUF_ENDS: list[str] = _TABLE["gguf"]["ends"]
+_GGUF_NO_ENDS: list[tuple[str, list[str]]] = _TABLE["gguf"]["no_ends"]
+_GGUF_CODE_ENDS: dict[str, list[str]] = _TABLE["gguf"]["code_ends"]
 # What stands before a text's beginning, between it and its end, and after that, in files of code.
 _INFILL_KEYS = (("fim_pre", "prefix"), ("fim_suf", "suffix"), ("fim_mid", "middle"))
 
@@ -110,5 +89,5 @@ def _ids(value: Any) -> set[int]:
 
 
 def _complete(ids: set[int], vocabulary: Vocabulary) -> tuple[int, ...]:
-    named = {vocabulary.find(token) for token in END_TOKENS} & set(vocabulary.special_token_ids)
+    named = {vocabulary.find(token) for token in _ENDS} & set(vocabulary.special_token_ids)
     return tuple(sorted(i for i in ids | named if i is not None and 0 <= i < len(vocabulary)))
