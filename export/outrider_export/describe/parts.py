@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -31,50 +32,8 @@ from outrider_export.sources.safetensors import tensors_of
 from outrider_export.sources.source import architectures_of, configuring, name_in_text, read_json, text_part
 
 _FIRST = "llama"  # the entry that a new one is compared with, if no name is like its own
-_MINIMAL: dict[str, Any] = {
-    "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4, "intermediate_size": 96,
-    "max_position_embeddings": 512,
-}  # fmt: skip
-_MINIMAL_EXPERTS: dict[str, Any] = {
-    "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 32,
-}  # fmt: skip
-# Other names of the keys that an entry needs: `keys` of the entry maps them.
-_SYNONYMS = {
-    "hidden_size": ("n_embd", "d_model", "dim"), "num_attention_heads": ("n_head", "num_heads", "n_heads"),
-    "num_hidden_layers": ("n_layer", "num_layers", "n_layers"), "intermediate_size": ("n_inner", "d_ff", "ffn_dim"),
-    "max_position_embeddings": ("n_positions", "seq_length", "max_sequence_length"),
-}  # fmt: skip
-# What changes the computation in a way that no entry has, by the key that says so.
-_MISSING = {
-    "index_topk": "sparse attention with an indexer", "index_topk_blocks": "sparse attention with an indexer",
-    "hc_mult": "several residual streams", "hc_count": "several residual streams",
-    "moe_latent_size": "experts that read a shorter row", "d_rel": "learned biases of positions",
-    "attention_chunk_size": "attention within chunks", "alibi": "position biases",
-    "mamba_expand": "states of Mamba",
-    "parallel_attn": "attention beside the feed-forward part",
-    "use_parallel_residual": "attention beside the feed-forward part",
-}  # fmt: skip
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_MULTIPLIERS = (
-    "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling", "output_multiplier",
-    "qk_scale_factor", "query_pre_attn_scalar", "final_logit_softcapping",
-)  # fmt: skip
-# Keys that change no number of an answer, or that the weights say again.
-_HARMLESS = re.compile(
-    r"_name_or_path|architectures|model_type|auto_map|transformers_version|(torch_)?dtype|vocab_size|use_cache|"
-    r"initializer_range|attn_implementation|(attention|mlp|qkv|use|conv|proj)_bias|bias|use_qkv_bias|use_qk_norm|"
-    r"pretraining_tp|output_.*|return_dict.*|.*_token_id|.*_token_index|.*dropout.*|.*_pdrop|.*_coef|"
-    r"max_window_layers|cache_implementation|chunk_size_feed_forward|id2label|label2id|problem_type|is_.*|tie_encoder_decoder|bos_token|eos_token|_.*|unsloth.*|"
-    r".*jitter_noise|altup_coef_clip|altup_lr_multiplier"
-)
-_ALWAYS = (
-    "rope_scaling",
-    "rope_parameters",
-    "moe_layers",
-    "full_attn_idxs",
-    "full_attention_interval",
-    "tie_word_embeddings",
-)
+_KEYS: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_HARMLESS = re.compile("|".join(_KEYS["harmless"]))
 _PARTS_OF_LAYER = re.compile(r"^model\.layers\.\d+\.(.+?)\.?(weight|bias)?$")
 _TEXT_ALONE = "Its text part has an entry; its images are laid out in a way that Outrider does not know."
 _EXPERT = re.compile(r"experts\.\d+\.")
@@ -192,7 +151,7 @@ def report_of(path: Path) -> Report:
             describe_as(arch, asked)
         except NotDirect as error:
             obstacle = str(error)
-        left = sorted({*config} - asked.keys_asked - {*_asked_by(arch.name), *_ALWAYS})
+        left = sorted({*config} - asked.keys_asked - {*_asked_by(arch.name), *_KEYS["always"]})
         left = [key for key in left if not _HARMLESS.fullmatch(key)]
         readers = {key: other for other in reversed(ARCHS) for key in _asked_by(other)}
         elsewhere = {key: readers[key] for key in left if key in readers}
@@ -216,7 +175,7 @@ def _like(name: str) -> Arch:
 def _asked_by(name: str) -> frozenset[str]:
     """The keys that an entry reads."""
     arch = ARCHS[name]
-    minimal = _MINIMAL | (_MINIMAL_EXPERTS if arch.experts.router else {})
+    minimal = _KEYS["minimal"] | (_KEYS["minimal_experts"] if arch.experts.router else {})
     if arch.layers == "blocks":
         minimal |= {"layers_block_type": ["mamba", "mlp", "attention", "moe"]}
     elif arch.varied or arch.attention.windows == "named":
@@ -231,12 +190,12 @@ def _parts(config: Mapping[str, Any], arch: Arch) -> Iterator[DecoderPart]:
     """What a configuration says of each part of a decoder."""
     lacking = {
         key: next((name for name in names if name in config), "")
-        for key, names in _SYNONYMS.items()
+        for key, names in _KEYS["synonyms"].items()
         if key not in config and key not in arch.keys
     }
     if lacking.get("intermediate_size") == "" and "moe_intermediate_size" in config:  # all layers have experts
         lacking["intermediate_size"] = "moe_intermediate_size"
-    said = [f"{key} {config[key]}" for key in _SYNONYMS if key in config]
+    said = [f"{key} {config[key]}" for key in _KEYS["synonyms"] if key in config]
     said += [f"no {key}" + (f", but {other}: map it in `keys`" if other else "") for key, other in lacking.items()]
     yield DecoderPart("sizes", ", ".join(said), all(lacking.values()))
     eps = next((key for key in ("rms_norm_eps", "norm_eps") if key in config), "")
@@ -254,9 +213,9 @@ def _parts(config: Mapping[str, Any], arch: Arch) -> Iterator[DecoderPart]:
     activation = next((str(config[key]) for key in keys if config.get(key)), "")
     yield DecoderPart("activation", activation or "none named, so silu", activation in ("", *ACTIVATIONS))
     yield from _experts(config)
-    if factors := ", ".join(key for key in _MULTIPLIERS if key in config):
+    if factors := ", ".join(key for key in _KEYS["multipliers"] if key in config):
         yield DecoderPart("multipliers and caps", factors, True)
-    for key, what in _MISSING.items():
+    for key, what in _KEYS["missing"].items():
         if key == "attention_chunk_size" and arch.attention.chunked:
             yield DecoderPart(what, f"the context ends with the first one ({config.get(key, 'none')})", True)
         elif config.get(key) and config[key] != 1:
@@ -302,7 +261,7 @@ def _layers(config: Mapping[str, Any], arch: Arch) -> Iterator[DecoderPart]:
 
 
 def _experts(config: Mapping[str, Any]) -> Iterator[DecoderPart]:
-    key = next((key for key in _EXPERTS if config.get(key) and config[key] != 1), None)
+    key = next((key for key in _KEYS["experts"] if config.get(key) and config[key] != 1), None)
     if key is None:
         return
     router = config.get("scoring_func") or "softmax or sigmoid, as the modelling code says"
