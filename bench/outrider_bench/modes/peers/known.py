@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,30 +39,25 @@ GENAI_DRAFTS = (DRAFT, EAGLE3, DFLASH)  # workers with a draft model
 PRECISIONS = ("f32", "bf16", "f16")
 FASTEST = "fastest"  # of the device's precisions
 
-_GENAI = ("openvino_genai", "openvino-genai", (), "openvino")
 _WRITTEN = "a folder that bench/scripts/peer_draft.py wrote"
-_GGUF = ("llamacpp", "a GGUF file")
-_ORTGENAI = ("onnxruntime_genai", '"outrider[bench]"', (), "onnx", ORT_MAIN)
+_DRAFT_FILE = ("llamacpp-draft", "the draft model's GGUF file")
+_GENAI = Peer("genai", "genai", "openvino_genai", "openvino-genai", format="openvino", precisions=True, together=True)
+_WITH_DRAFT = replace(_GENAI, worker=DRAFT, draft=DRAFT)
+_GGUF = (("llamacpp", "a GGUF file"),)
+_LLAMACPP = Peer("llamacpp", "llamacpp", "", "", _GGUF, program="llama-server", together=True)
+_ORTGENAI = Peer("ortgenai", "ortgenai", "onnxruntime_genai", '"outrider[bench]"', format="onnx", main=ORT_MAIN)
 
 PEERS = {
-    "genai": Peer("genai", "genai", *_GENAI, precisions=True, together=True),
-    "genai-ngram": Peer("genai", "genai-ngram", *_GENAI, precisions=True, together=True),
-    "genai-draft": Peer("genai", "genai-draft", *_GENAI, draft=DRAFT, precisions=True, together=True),
-    "genai-dynamic": Peer("genai", "genai-draft", *_GENAI, draft=DRAFT, precisions=True, together=True),
-    EAGLE3: Peer("genai", EAGLE3, *_GENAI[:2], ((EAGLE3, _WRITTEN),), _GENAI[3], precisions=True, together=True),
-    DFLASH: Peer("genai", DFLASH, *_GENAI[:2], ((DFLASH, _WRITTEN),), _GENAI[3], precisions=True, together=True),
-    "llamacpp": Peer("llamacpp", "llamacpp", "", "", (_GGUF,), program="llama-server", together=True),
-    "llamacpp-ngram": Peer("llamacpp", "llamacpp-ngram", "", "", (_GGUF,), program="llama-server", together=True),
-    "llamacpp-draft": Peer(
-        "llamacpp",
-        "llamacpp-draft",
-        "",
-        "",
-        (_GGUF, ("llamacpp-draft", "the draft model's GGUF file")),
-        program="llama-server",
-        together=True,
-    ),
-    "ortgenai": Peer("ortgenai", "ortgenai", *_ORTGENAI),
-    "ortgenai-ngram": Peer("ortgenai", "ortgenai", *_ORTGENAI, most_tokens=16),
-    "ortgenai-draft": Peer("ortgenai", "ortgenai-draft", *_ORTGENAI, draft=ORT_DRAFT, most_tokens=16),
+    "genai": _GENAI,
+    "genai-ngram": replace(_GENAI, worker="genai-ngram"),
+    "genai-draft": _WITH_DRAFT,
+    "genai-dynamic": _WITH_DRAFT,
+    EAGLE3: replace(_GENAI, worker=EAGLE3, models=((EAGLE3, _WRITTEN),)),
+    DFLASH: replace(_GENAI, worker=DFLASH, models=((DFLASH, _WRITTEN),)),
+    "llamacpp": _LLAMACPP,
+    "llamacpp-ngram": replace(_LLAMACPP, worker="llamacpp-ngram"),
+    "llamacpp-draft": replace(_LLAMACPP, worker="llamacpp-draft", models=(*_GGUF, _DRAFT_FILE)),
+    "ortgenai": _ORTGENAI,
+    "ortgenai-ngram": replace(_ORTGENAI, most_tokens=16),
+    "ortgenai-draft": replace(_ORTGENAI, worker=ORT_DRAFT, draft=ORT_DRAFT, most_tokens=16),
 }
