@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,44 +13,19 @@ from typing import Any
 from outrider.bundle.manifest import AudioEntry, EncoderEntry, Geometry
 from outrider.errors import ExportError
 from outrider_export.sources.safetensors import tensors_of
-from outrider_export.sources.source import ENCODER_DECODERS, architectures_of, read_json
+from outrider_export.sources.source import architectures_of, read_json
 from outrider_export.tokenizers.vocabulary import Vocabulary
 
 ENCODER_FOLDER = "encoder"
-TASKS = {
-    "t5": "text2text-generation-with-past",
-    "whisper": "automatic-speech-recognition-with-past",
-    "marian": "text2text-generation-with-past",
-}
-ARCHITECTURES = dict(zip(ENCODER_DECODERS, TASKS, strict=True))
+KINDS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _NUM_TIMESTAMPS = 1501  # <|0.00|> to <|30.00|>
 _LANGUAGE = re.compile(r"<\|[a-z]{2,3}\|>")
 _T5_LENGTH = 512  # tokens that T5 was trained with; newer configurations leave n_positions out
-# The weights that an encoder is made of, and what else of its configuration it depends on.
-_WEIGHTS = {
-    "t5": ("shared.", "encoder."),
-    "whisper": ("model.encoder.",),
-    "marian": ("model.shared.", "model.encoder."),
-}
-_SHAPE = {
-    "t5": (
-        "d_model", "d_kv", "d_ff", "num_heads", "num_layers", "feed_forward_proj", "layer_norm_epsilon",
-        "relative_attention_num_buckets", "relative_attention_max_distance",
-    ),
-    "whisper": (
-        "d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim", "num_mel_bins",
-        "max_source_positions", "activation_function", "scale_embedding",
-    ),
-    "marian": (
-        "d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim", "max_position_embeddings",
-        "activation_function", "scale_embedding",
-    ),
-}  # fmt: skip
 
 
 def kind_of_encoder_decoder(config: dict[str, Any]) -> str | None:
     """ "t5", "whisper" or "marian"; None for another kind of model."""
-    return next((ARCHITECTURES[name] for name in architectures_of(config) if name in ARCHITECTURES), None)
+    return next((kind for kind, each in KINDS.items() if each["architecture"] in architectures_of(config)), None)
 
 
 def geometry_of(config: dict[str, Any], where: Path) -> Geometry:
@@ -209,9 +185,9 @@ def _ids(values: list[Any], size: int) -> tuple[int, ...]:
 def _hash_of(folder: Path, config: dict[str, Any]) -> str:
     """sha256 of an encoder's weights and of what else it depends on: equal hashes are equal encoders."""
     kind = kind_of_encoder_decoder(config) or ""
-    digest = hashlib.sha256(json.dumps([kind, {key: config.get(key) for key in _SHAPE[kind]}]).encode())
+    digest = hashlib.sha256(json.dumps([kind, {key: config.get(key) for key in KINDS[kind]["shape"]}]).encode())
     for name, tensor in sorted(tensors_of(folder).items()):
-        if name.startswith(_WEIGHTS[kind]):
+        if name.startswith(tuple(KINDS[kind]["weights"])):
             digest.update(f"{name} {tensor.kind} {tensor.shape}".encode())
             digest.update(tensor.read())
     return digest.hexdigest()

@@ -15,7 +15,7 @@ import openvino
 
 from outrider.bundle.manifest import CROSS_NAME, Geometry
 from outrider.system.core import new_core
-from outrider_export.describe.encoder_decoder import TASKS
+from outrider_export.describe.encoder_decoder import KINDS
 from outrider_export.encoder_decoder.graphs import cross_model, decoder_model, encoder_model
 from outrider_export.progress import Progress
 from outrider_export.with_torch.convert import compress, export_ir, lift, load
@@ -34,7 +34,7 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     model = _load_model(job)
     tied = bool(model.get_output_embeddings().weight is model.get_input_embeddings().weight)
     progress.phase("convert")
-    task = TASKS[job["kind"]]
+    task = KINDS[job["kind"]]["task"]
     if job["kind"] == "marian":  # which optimum-intel 2.2 exports with Transformers 4.57 and older only
         lift(job["kind"], task)
     export_ir(model, scratch / "ir", task)
