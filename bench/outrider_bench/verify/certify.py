@@ -115,32 +115,6 @@ def _same_bits(name: str, differences: dict[str, float], context: int) -> Check:
     return Check(name, passed, detail, {"context": context, "largest_difference": differences})
 
 
-def check_greedy(
-    subject: CertifiedRuntime,
-    engine: Engine,
-    prompts: Sequence[BenchPrompt],
-    max_new_tokens: int,
-    advance: Callable[[], None],
-) -> Check:
-    """Whether greedy text is that of plain decoding in every mode.
-
-    advance: called after each run, so len(subject.modes) times for each prompt.
-    """
-    return _check_identity(subject, engine, "greedy identity", prompts, [{}], max_new_tokens, advance)
-
-
-def check_coupled(
-    subject: CertifiedRuntime,
-    engine: Engine,
-    prompts: Sequence[BenchPrompt],
-    max_new_tokens: int,
-    advance: Callable[[], None],
-) -> Check:
-    """`check_greedy` for text sampled at temperature 0.7 and top-p 0.9, with two seeds. `advance`: twice as often."""
-    settings = [COUPLED | {"seed": seed} for seed in (0, 1)]
-    return _check_identity(subject, engine, "coupled identity", prompts, settings, max_new_tokens, advance)
-
-
 def check_cancelled(
     engine: Engine, prompts: Sequence[BenchPrompt], num_cancels: int, max_new_tokens: int, advance: Callable[[], None]
 ) -> Check:
@@ -163,14 +137,18 @@ def check_cancelled(
 
 
 def _check_identity(
+    name: str,
+    settings: Sequence[dict[str, Any]],
     subject: CertifiedRuntime,
     engine: Engine,
-    name: str,
     prompts: Sequence[BenchPrompt],
-    settings: Sequence[dict[str, Any]],
     max_new_tokens: int,
     advance: Callable[[], None],
 ) -> Check:
+    """Whether the text of every mode is that of plain decoding. settings: generation options, each for all prompts.
+
+    advance: called after each run, so len(subject.modes) times for each prompt and setting.
+    """
     adapter = engine.config.generation.adapter
     jobs: list[_Job] = []
     encoded = [(prompt, _encode(engine, prompt)) for prompt in prompts]
@@ -197,6 +175,10 @@ def _check_identity(
         first = differing[0]
         detail += f"; first at token {first['position']} of {first['prompt']}, logit gap {first['logit_gap']:.3g}"
     return Check(name, not differing, detail, {"num_runs": len(jobs), "differing": differing}, subject.name)
+
+
+check_greedy = partial(_check_identity, "greedy identity", [{}])
+check_coupled = partial(_check_identity, "coupled identity", [COUPLED | {"seed": seed} for seed in (0, 1)])
 
 
 def _encode(engine: Engine, prompt: BenchPrompt) -> list[int] | Input:
