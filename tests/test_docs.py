@@ -65,7 +65,8 @@ COUNTS = {
 SOURCES = [
     path
     for half in ("runtime", "export", "bench", "samples", "tests", "docs")
-    for path in [*(ROOT / half).rglob("*.py"), *(ROOT / half / "helpers").glob("*.json")]
+    for path in (ROOT / half).rglob("*.*")
+    if path.suffix in (".py", ".toml") or path.parent.name == "helpers"
     if path != Path(__file__)
 ]
 WORDS = {path.stem for path in SOURCES}.union(*(re.findall(r"\w+", path.read_text("utf-8")) for path in SOURCES))
