@@ -1,5 +1,6 @@
 """Random drafters that are no models of their own, in their published formats, for `tiny`'s main model."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -26,20 +27,9 @@ DECODER: dict[str, Any] = {
     "head_dim": HEAD_SIZE, "vocab_size": VOCAB, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0,
     "max_position_embeddings": 512, "num_hidden_layers": 1,
 }  # fmt: skip
-# The text model's of a checkpoint that reads images, too. Half of each head is rotated.
-QWEN_MTP: dict[str, Any] = {
-    "architectures": ["Qwen3_5MTP"], "model_type": "qwen3_5",
-    "text_config": {
-        **DECODER, "model_type": "qwen3_5_text", "mtp_num_hidden_layers": 1,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
-    },
-}  # fmt: skip
-EXPERTS_MTP: dict[str, Any] = QWEN_MTP | {
-    "text_config": QWEN_MTP["text_config"] | {
-        "model_type": "qwen3_5_moe_text", "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
-        "shared_expert_intermediate_size": 48,
-    },
-}  # fmt: skip
+# config.json of each kind, with the sizes above. Qwen's modules are the text model's of a checkpoint that reads images,
+# too; in "dspark lfm2", LiquidAI's, neighbours are rotated; "dflash2 scaled" has what published ones leave out.
+_CONFIGS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
 
 def name_of(kind: str) -> str:
@@ -62,29 +52,7 @@ def matrices_of_main(bundle: Bundle) -> tuple[NDArray[np.float32], NDArray[np.fl
 
 def config_of(kind: str) -> dict[str, Any]:
     """The content of config.json."""
-    if kind.startswith("dflash2"):
-        return _dflash2_config(kind)
-    if kind in DSPARKS:
-        return _dspark_config(kind)
-    dflash = {"mask_token_id": MASK, "target_layer_ids": [0, 1]}
-    return {
-        "eagle3": {
-            **DECODER,
-            "architectures": ["LlamaForCausalLMEagle3"],
-            "draft_vocab_size": len(TOKEN_MAP),
-            "eagle_aux_hidden_state_layer_ids": [0, 1, 2],
-        },
-        "mtp": {**DECODER, "architectures": ["LlamaMTP"]},
-        "mtp qwen": QWEN_MTP,
-        "mtp experts": EXPERTS_MTP,
-        "dflash": {
-            **DECODER,
-            "architectures": ["DFlashDraftModel"],
-            "num_hidden_layers": 2,
-            "block_size": NUM_PLACES + 1,
-            "dflash_config": dflash,
-        },
-    }[kind]
+    return copy.deepcopy(_CONFIGS[kind])
 
 
 def tensors_of(kind: str, seed: int = 0, hidden: int = HIDDEN) -> dict[str, NDArray[Any]]:
@@ -105,7 +73,7 @@ def tensors_of(kind: str, seed: int = 0, hidden: int = HIDDEN) -> dict[str, NDAr
             shapes["mtp.layers.0.self_attn.q_proj.weight"] = (2 * HEADS * HEAD_SIZE, hidden)
             shapes |= {f"mtp.layers.0.self_attn.{name}_norm.weight": (HEAD_SIZE,) for name in "qk"}
         if kind == "mtp experts":
-            text, mlp = EXPERTS_MTP["text_config"], "mtp.layers.0.mlp"
+            text, mlp = _CONFIGS[kind]["text_config"], "mtp.layers.0.mlp"
             count, size, wide = text["num_experts"], text["moe_intermediate_size"], 48
             for part in ("gate", "up", "down"):
                 del shapes[f"{mlp}.{part}_proj.weight"]
@@ -151,49 +119,6 @@ def _drawn(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> NDArr
     return rng.normal(0, 1 if "markov_w" in name or "codebook" in name else shape[-1] ** -0.5, shape).astype("f4")
 
 
-def _dspark_config(kind: str) -> dict[str, Any]:
-    form = kind.removeprefix("dspark ")
-    config: dict[str, Any] = {
-        **DECODER, "architectures": ["Qwen3DSparkModel"], "num_hidden_layers": 2, "block_size": NUM_PLACES,
-        "target_layer_ids": [0, 1], "mask_token_id": MASK, "markov_rank": 0 if form == "plain" else RANK,
-        "markov_head_type": form if form in ("gated", "rnn") else "vanilla",
-        "enable_confidence_head": form != "without confidence", "confidence_head_with_markov": form != "plain",
-    }  # fmt: skip
-    if form == "gemma":
-        rope = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 10_000.0}
-        config |= {
-            "architectures": ["Gemma4DSparkModel"], "attention_k_eq_v": True, "global_head_dim": 2 * HEAD_SIZE,
-            "num_global_key_value_heads": 1, "final_logit_softcapping": 0.3,
-            "rope_parameters": {"full_attention": rope, "sliding_attention": {"rope_theta": 100.0}},
-        }  # fmt: skip
-    if form == "lfm2":  # LiquidAI's: neighbours are rotated, and some settings are one level deeper
-        nested = {name: config.pop(name) for name in ("target_layer_ids", "mask_token_id")}
-        del config["confidence_head_with_markov"]
-        config |= {
-            "architectures": ["Lfm2DSparkDraftModel"], "model_type": "qwen3", "rope_is_neox_style": False,
-            "dflash_config": nested | {"num_target_layers": 2},
-        }  # fmt: skip
-    return config
-
-
-def _dflash2_config(kind: str) -> dict[str, Any]:
-    """scaled: with what published ones leave out, and with one tap more."""
-    own: dict[str, Any] = {
-        "block_size": NUM_PLACES + 1, "mask_token_id": MASK, "target_layer_ids": [0, 1], "conv_kernel_size": 2,
-        "conv_group_size": GROUP, "selector_rank": RANK, "selector_top_k": TOP_K,
-    }  # fmt: skip
-    if kind == "dflash2 scaled":
-        own |= {
-            "conv_kernel_size": 3, "input_embedding_scale": 3.0, "output_multiplier": 0.7,
-            "final_logit_softcapping": 2.0,
-        }  # fmt: skip
-    return {
-        **DECODER, "architectures": ["DFlash2DraftModel"], "model_type": "qwen3", "num_hidden_layers": 2,
-        "layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW, "dflash_config": own,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.25},
-    }  # fmt: skip
-
-
 def _dspark_shapes(kind: str, hidden: int) -> dict[str, tuple[int, ...]]:
     form, is_second = kind.removeprefix("dspark "), kind.startswith("dflash2")
     copies = () if form == "lfm2" or is_second else ("embed_tokens", "lm_head")
@@ -213,7 +138,7 @@ def _dspark_shapes(kind: str, hidden: int) -> dict[str, tuple[int, ...]]:
             del shapes[f"{name}.self_attn.v_proj.weight"]
         shapes |= {f"{name}.self_attn.{part}_norm.weight": (size,) for part in "qk"}
     if is_second:
-        taps = _dflash2_config(kind)["dflash_config"]["conv_kernel_size"]
+        taps = _CONFIGS[kind]["dflash_config"]["conv_kernel_size"]
         for name in [f"layers.{i}.{part}_conv" for i in range(2) for part in ("attention", "mlp")]:
             shapes[f"{name}.base_kernel"] = (2, taps, hidden)
             shapes[f"{name}.kernel_projection.weight"] = (2 * taps * hidden // GROUP, hidden)

@@ -14,7 +14,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import (
 )
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeDecoderLayer
 
-from heads import QWEN_MTP, config_of, tensors_of
+from heads import config_of, tensors_of
 from tiny import train_tokenizer
 
 _STATES: dict[str, Any] = {
@@ -26,8 +26,9 @@ _STATES: dict[str, Any] = {
 def write_qwen(folder: Path, num_layers: int = 4) -> Any:
     """Write a checkpoint, three of four layers of which are gated delta nets. Returns the main model."""
     torch.manual_seed(0)
-    rope = {**QWEN_MTP["text_config"]["rope_parameters"], "mrope_interleaved": True, "mrope_section": [2, 1, 1]}
-    fields = QWEN_MTP["text_config"] | _STATES | {"rope_parameters": rope, "num_hidden_layers": num_layers}
+    text = config_of("mtp qwen")["text_config"]
+    rope = {**text["rope_parameters"], "mrope_interleaved": True, "mrope_section": [2, 1, 1]}
+    fields = text | _STATES | {"rope_parameters": rope, "num_hidden_layers": num_layers}
     model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**fields)).eval()
     model.save_pretrained(folder)
     save_file(load_file(folder / "model.safetensors") | tensors_of("mtp qwen"), folder / "model.safetensors")
