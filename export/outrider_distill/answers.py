@@ -32,10 +32,10 @@ from outrider.errors import ExportError, RequestError
 from outrider.inputs.text import Tokenizer
 from outrider.system.files import reading, write_whole
 from outrider_distill.data import Conversation, Shard, bytes_per_token, feature_names, find_shards
-from outrider_distill.gpu_writer import open_writer
 from outrider_distill.prompts import DistillPrompt, Filter, is_refusal, make_follow_ups, make_prompts
 from outrider_distill.recipe import LEAST_ANSWER, USUAL_PROMPT, Recipe
 from outrider_distill.texts import DistillText, WritingTask, is_loop
+from outrider_distill.writer import Writer
 
 TEMPERATURE = 0.7  # of every second answer; the others are greedy
 _FOLLOW_UP_SHARE = 0.1  # of the prompts
@@ -86,7 +86,7 @@ def write_data(
 
     prompts: the user's, half of all as long as there are some; the main model makes up the others. excluded: prompts
     that are never asked. progress: called about once a second; whatever it raises ends the writing, and the shard under
-    way is lost. batch_size, memory, device: see `open_writer`.
+    way is lost. batch_size, memory, device: see `Writer`.
 
     Raises:
         ExportError: when the disk is full, nothing is left to ask or no
@@ -157,7 +157,7 @@ class _Job:
 
     def _open(self) -> None:
         """Open the main model. All shards are written in batches of the size that was chosen at first."""
-        self._writer = open_writer(self._bundle, **self._options)
+        self._writer = Writer(self._bundle, **self._options)
         self._batch_size = self._writer.batch_size
         with reading(str(self._folder), "Name another folder.", ExportError):
             self._folder.mkdir(parents=True, exist_ok=True)

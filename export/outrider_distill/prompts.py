@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outrider.inputs.text import Tokenizer
-    from outrider_distill.writer import TextWriter
+    from outrider_distill.writer import Writer
 
 USER, MODEL = "user", "model"
 # A made-up turn is complete at a line's end. Shorter ones are mostly fragments.
@@ -197,12 +197,12 @@ def is_refusal(answer: str) -> bool:
 
 
 def make_prompts(
-    writer: TextWriter, count: int, *, seed: int, first: int, new: Filter, watch: Callable[[int], None] = lambda _: None
+    writer: Writer, count: int, *, seed: int, first: int, new: Filter, watch: Callable[[int], None] = lambda _: None
 ) -> list[DistillPrompt]:
     """User turns that the main model makes up, from after the chat template's words before a user's turn.
 
     About `count`, fewer if it repeats itself. first: the number of the first text that is written. new: takes those
-    that were not asked before. watch: see `TextWriter.write`. Source: Magpie (Xu et al. 2024), with openings given for
+    that were not asked before. watch: see `Writer.write`. Source: Magpie (Xu et al. 2024), with openings given for
     half of them.
 
     Raises:
@@ -253,7 +253,7 @@ def _before_a_turn(tokenizer: Tokenizer) -> str:
 class _LineEnds:
     """The tokens that end a made-up turn: the model's own, and those with a line's end. Decoded as they come."""
 
-    def __init__(self, writer: TextWriter) -> None:
+    def __init__(self, writer: Writer) -> None:
         self._tokenizer = writer.tokenizer
         self._known = dict.fromkeys(writer.end_token_ids, True)
 

@@ -31,7 +31,6 @@ from outrider.system.files import reading, write_whole
 from outrider_distill.answers import DataProgress, write_data
 from outrider_distill.card import card, describe
 from outrider_distill.data import Data
-from outrider_distill.gpu_writer import gpu_speed
 from outrider_distill.plan import DistillPlan, Options, check_options, freeze, make_the_plan
 from outrider_distill.prediction import SHARE, DistillTrial, choose, shortfall, table, writing_speed
 from outrider_distill.progress import Live, Stopping, signals_elsewhere
@@ -226,7 +225,7 @@ class _Run:
 
     def _num_tokens(self) -> int:
         """As many tokens as were asked for, or as the hours allow."""
-        speed = _KEPT * (gpu_speed(self._bundle) or writing_speed(self._bundle))
+        speed = _KEPT * writing_speed(self._bundle)
         wanted, possible = self._options.num_tokens, int(speed * 3600 * self._options.hours * _DATA_HOURS)
         self._live.tell(f"Data: about {min(wanted, possible) / speed / 3600:.2f} hours, {speed:.0f} tokens per second.")
         if possible < wanted:

@@ -69,23 +69,6 @@ class DistillText:
     top_probs: NDArray[np.float16]
     features: NDArray[np.float16] | None
 
-    @staticmethod
-    def of(
-        task: WritingTask,
-        answer: Sequence[int],
-        reason: str,
-        top: tuple[NDArray[np.int32], NDArray[np.float16]],
-        features: NDArray[np.float16] | None,
-    ) -> DistillText:
-        """A task's finished text. top: the likeliest tokens and their probabilities, a row for each of the answer."""
-        before, count = len(task.token_ids), len(answer)
-        # The row after token t is of token t + 1: the first comes after the prompt's last token.
-        top_ids = np.full((before + count, NUM_KEPT), -1, dtype=np.int32)
-        top_probs = np.zeros((before + count, NUM_KEPT), dtype=np.float16)
-        top_ids[before - 1 : -1], top_probs[before - 1 : -1] = top
-        token_ids = np.array([*task.token_ids, *answer], dtype=np.int32)
-        return DistillText(task.number, before, token_ids, reason, top_ids, top_probs, features)
-
 
 class Running:
     """A text that is being written, in its slot of the cache."""
@@ -134,11 +117,14 @@ class Running:
 
     def text(self) -> DistillText:
         """The finished text."""
-        count = len(self.answer)
-        states = None if self._states is None else self._states[: len(self.task.token_ids) + count]
-        return DistillText.of(
-            self.task, self.answer, self.reason, (self._top_ids[:count], self._top_probs[:count]), states
-        )
+        before, count = len(self.task.token_ids), len(self.answer)
+        # The row after token t is of token t + 1: the first comes after the prompt's last token.
+        top_ids = np.full((before + count, NUM_KEPT), -1, dtype=np.int32)
+        top_probs = np.zeros((before + count, NUM_KEPT), dtype=np.float16)
+        top_ids[before - 1 : -1], top_probs[before - 1 : -1] = self._top_ids[:count], self._top_probs[:count]
+        token_ids = np.array([*self.task.token_ids, *self.answer], dtype=np.int32)
+        states = None if self._states is None else self._states[: before + count]
+        return DistillText(self.task.number, before, token_ids, self.reason, top_ids, top_probs, states)
 
 
 NUM_KEPT = 32

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 import numpy as np
@@ -33,74 +32,15 @@ from outrider_distill.texts import DistillText, Running, WritingTask
 
 BATCH_SIZES = (16, 32, 64, 128)
 PROMPT_TOKENS = 256  # of prompts, that one call reads
-MAX_PROMPT_TOKENS = 1024
+_MAX_PROMPT_TOKENS = 1024
 _TRIAL_CONTEXT, _TRIAL_CALLS = 192, 4
 _WORTH = 1.05  # a larger batch takes more memory, and is chosen where it is so much faster
 _GIGABYTE = 1e9
 _UNKNOWN = 4.0  # GB for the cache if the system does not say how much memory is free
-LARGEST_HALF = 65504.0
+_LARGEST_HALF = 65504.0
 
 
-class TextWriter(ABC):
-    """What writes texts with a bundle's main model, on any device.
-
-    features: names of hidden states to keep.
-
-    Raises:
-        ExportError: for answers as long as the model's context.
-    """
-
-    batch_size: int  # texts written at the same time
-
-    def __init__(self, bundle: Bundle, features: Sequence[str], max_new_tokens: int) -> None:
-        self.features = tuple(features)
-        self.tokenizer = Tokenizer(bundle.tokenizer_path)
-        self.end_token_ids = frozenset(bundle.manifest.tokenizer.eos_token_ids)
-        context = bundle.manifest.main.geometry.context_length
-        self.max_prompt_tokens = min(MAX_PROMPT_TOKENS, context - max_new_tokens)
-        if self.max_prompt_tokens < 1:
-            raise ExportError(
-                f"max_new_tokens={max_new_tokens:,} leaves no room for a prompt in the main model's context of "
-                f"{context:,} tokens. Lower it."
-            )
-        self._max_new_tokens = max_new_tokens
-
-    def write(
-        self,
-        tasks: Iterable[WritingTask],
-        *,
-        seed: int,
-        max_new_tokens: int | None = None,
-        stop: Container[int] | None = None,
-        watch: Callable[[int], None] = lambda _: None,
-    ) -> Iterator[DistillText]:
-        """The texts, in any order.
-
-        max_new_tokens: no more than the writer was made with. stop: tokens that end an answer; by default the model's
-        own. watch: told after each call how many tokens it wrote.
-
-        Raises:
-            ExportError: for a prompt of more than `max_prompt_tokens`.
-            DeviceError: when the device fails.
-        """
-        most = min(max_new_tokens or self._max_new_tokens, self._max_new_tokens)
-        return self._write(iter(tasks), seed, most, self.end_token_ids if stop is None else stop, watch)
-
-    @abstractmethod
-    def _write(
-        self, tasks: Iterator[WritingTask], seed: int, most: int, ends: Container[int], watch: Callable[[int], None]
-    ) -> Iterator[DistillText]:
-        """As `write`. most: tokens of an answer. ends: tokens that end one."""
-
-    def _check(self, task: WritingTask) -> None:
-        if not 0 < len(task.token_ids) <= self.max_prompt_tokens:
-            raise ExportError(
-                f"The prompt of text {task.number} has {len(task.token_ids):,} tokens; it needs from 1 to "
-                f"{self.max_prompt_tokens:,}. Leave it out."
-            )
-
-
-class Writer(TextWriter):
+class Writer:
     """Writes texts with a bundle's main model. Opens the model once; not for several threads.
 
     features: names of hidden states to keep. batch_size: texts written at the same time; None: the fastest of
@@ -124,7 +64,17 @@ class Writer(TextWriter):
         memory: float | None = None,
         device: DeviceConfig | None = None,
     ) -> None:
-        super().__init__(bundle, features, max_new_tokens)
+        self.features = tuple(features)
+        self.tokenizer = Tokenizer(bundle.tokenizer_path)
+        self.end_token_ids = frozenset(bundle.manifest.tokenizer.eos_token_ids)
+        context = bundle.manifest.main.geometry.context_length
+        self.max_prompt_tokens = min(_MAX_PROMPT_TOKENS, context - max_new_tokens)
+        if self.max_prompt_tokens < 1:
+            raise ExportError(
+                f"max_new_tokens={max_new_tokens:,} leaves no room for a prompt in the main model's context of "
+                f"{context:,} tokens. Lower it."
+            )
+        self._max_new_tokens = max_new_tokens
         self._backend = _open(bundle, self.features, device or DeviceConfig())
         sizes = tuple(size for size in BATCH_SIZES if size <= max_batch_size) or BATCH_SIZES[:1]
         self.batch_size = self._allocate((batch_size,) if batch_size else sizes, memory)
@@ -134,11 +84,27 @@ class Writer(TextWriter):
         """Bytes of the KV cache that a text of a usual prompt takes. Times the batch size: what the cache needs."""
         return (USUAL_PROMPT + self._max_new_tokens) * self._backend.bytes_per_token
 
-    def _write(
-        self, tasks: Iterator[WritingTask], seed: int, most: int, ends: Container[int], watch: Callable[[int], None]
+    def write(
+        self,
+        tasks: Iterable[WritingTask],
+        *,
+        seed: int,
+        max_new_tokens: int | None = None,
+        stop: Container[int] | None = None,
+        watch: Callable[[int], None] = lambda _: None,
     ) -> Iterator[DistillText]:
-        """In the order in which they end. Ended ones are replaced at once: batches stay full."""
-        waiting, running = _Waiting(tasks), list[Running]()
+        """The texts, in the order in which they end. Ended ones are replaced at once: batches stay full.
+
+        max_new_tokens: no more than the writer was made with. stop: tokens that end an answer; by default the model's
+        own. watch: told after each call how many tokens it wrote.
+
+        Raises:
+            ExportError: for a prompt of more than `max_prompt_tokens`.
+            DeviceError: when the device fails.
+        """
+        most = min(max_new_tokens or self._max_new_tokens, self._max_new_tokens)
+        ends = self.end_token_ids if stop is None else stop
+        waiting, running = _Waiting(iter(tasks)), list[Running]()
         try:
             while True:
                 self._admit(waiting, running, most, seed)
@@ -156,7 +122,11 @@ class Writer(TextWriter):
     def _admit(self, waiting: _Waiting, running: list[Running], max_new_tokens: int, seed: int) -> None:
         """Begin texts until the batch or the cache is full."""
         while len(running) < self.batch_size and (task := waiting.first) is not None:
-            self._check(task)
+            if not 0 < len(task.token_ids) <= self.max_prompt_tokens:
+                raise ExportError(
+                    f"The prompt of text {task.number} has {len(task.token_ids):,} tokens; it needs from 1 to "
+                    f"{self.max_prompt_tokens:,}. Leave it out."
+                )
             slot = self._backend.open(len(task.token_ids) + max_new_tokens)
             if slot is None:  # until others end
                 return
@@ -170,7 +140,7 @@ class Writer(TextWriter):
         for each, chunk in parts:
             if self.features:
                 states = step.features(chunk)
-                each.keep(states.clip(-LARGEST_HALF, LARGEST_HALF, out=states).astype(np.float16))
+                each.keep(states.clip(-_LARGEST_HALF, _LARGEST_HALF, out=states).astype(np.float16))
             each.unread = each.unread[len(chunk.token_ids) :]
             for row in step.rows(chunk):
                 each.go_on(row.full(), ends)
