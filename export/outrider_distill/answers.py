@@ -27,7 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.bundle import Bundle
-from outrider.config import DeviceConfig
 from outrider.errors import ExportError, RequestError
 from outrider.inputs.text import Tokenizer
 from outrider.system.files import reading, write_whole
@@ -79,21 +78,20 @@ def write_data(
     excluded: Sequence[DistillPrompt] = (),
     progress: Callable[[DataProgress], None] = lambda _: None,
     batch_size: int | None = None,
-    memory: float | None = None,
-    device: DeviceConfig | None = None,
+    is_late: Callable[[], bool] = lambda: False,
 ) -> DataProgress:
     """Write shards until there are `recipe.num_tokens`; go on with those that are there.
 
     prompts: the user's, half of all as long as there are some; the main model makes up the others. excluded: prompts
     that are never asked. progress: called about once a second; whatever it raises ends the writing, and the shard under
-    way is lost. batch_size, memory, device: see `Writer`.
+    way is lost. batch_size: see `Writer`. is_late: whether to be content with what is there: no answer begins then.
 
     Raises:
         ExportError: when the disk is full, nothing is left to ask or no
             answer can be kept.
         BundleError, OptionError, DeviceError: as `outrider.load`.
     """
-    return _Job(folder, bundle, recipe, (prompts, excluded), batch_size, memory, device, progress).run()
+    return _Job(folder, bundle, recipe, (prompts, excluded), batch_size, progress).run(is_late)
 
 
 def _stored_batch_size(folder: Path) -> int | None:
@@ -115,8 +113,6 @@ class _Job:
         recipe: Recipe,
         prompts: tuple[Sequence[DistillPrompt], Sequence[DistillPrompt]],
         batch_size: int | None,
-        memory: float | None,
-        device: DeviceConfig | None,
         progress: Callable[[DataProgress], None],
     ) -> None:
         self._folder, self._bundle, self._recipe, self._progress = folder, bundle, recipe, progress
@@ -128,8 +124,6 @@ class _Job:
             "max_new_tokens": recipe.max_new_tokens,
             "batch_size": self._batch_size,
             "max_batch_size": recipe.shard_size // _TURNS,
-            "memory": memory,
-            "device": device,
         }
         self._filter = Filter(prompts[1])
         self._prompts = [each for each in prompts[0] if self._filter.takes(each)]
@@ -142,15 +136,19 @@ class _Job:
             self._count(shard)
         self._num_before = self._num_tokens
 
-    def run(self) -> DataProgress:
+    def run(self, is_late: Callable[[], bool]) -> DataProgress:
         """Write the shards that are missing."""
-        if self._num_tokens < self._recipe.num_tokens:
+
+        def is_enough() -> bool:
+            return self._num_tokens >= self._recipe.num_tokens or (self._num_tokens > 0 and is_late())
+
+        if not is_enough():
             self._open()
-        while self._num_tokens < self._recipe.num_tokens:
+        while not is_enough():
             index = len(find_shards(self._folder))
             self._check_disk()
             with Shard(self._folder, index, self._recipe.needs, self._hidden_size) as shard:
-                self._fill(shard, index)
+                self._fill(shard, index, is_late)
             self._kept, self._ended = _Kept(), _Ended()
             self._count(shard.path)
         return self._state
@@ -194,15 +192,17 @@ class _Job:
             self._num_tokens += int(np.load(path / "answer.npy").sum())
             self._num_conversations += len(asked)
 
-    def _fill(self, shard: Shard, index: int) -> None:
+    def _fill(self, shard: Shard, index: int, is_late: Callable[[], bool]) -> None:
         """Ask a shard's prompts, and add the answers in the prompts' order."""
         kept, first = self._kept, index * _NUMBERS
         asked = self._asked(index)
         self._ended.num_asked = len(asked)
         tasks = [WritingTask(first + i, token_ids, TEMPERATURE * (i % 2)) for i, (_, token_ids) in enumerate(asked)]
+        least = self._batch_size or 1
+        begun = itertools.takewhile(lambda task: task.number - first < least or not is_late(), tasks)
         waiting: dict[int, DistillText] = {}  # for those before them
         place = 0
-        for text in self._writer.write(tasks, seed=self._recipe.seed, watch=self._watch):
+        for text in self._writer.write(begun, seed=self._recipe.seed, watch=self._watch):
             waiting[text.number - first] = text
             self._ended.count(text)
             while (found := waiting.pop(place, None)) is not None:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from outrider.bundle import Bundle
-from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.config.files import user_path
 from outrider.version import __version__
 from outrider_distill.data import find_shards
 from outrider_distill.plan import DistillPlan, Options
-from outrider_export.sources.gguf_reader import read_header
-from outrider_export.sources.source import locate
-
-UNKNOWN = "unknown"
 
 
 def describe(
@@ -34,7 +28,6 @@ def describe(
     prompts = {
         "file": None if options.prompts is None else options.prompts.name,
         "sha256": plan.prompts,
-        "license": options.prompts_license or (UNKNOWN if options.prompts else "none needed: the model's own"),
         "conversations": dict(asked),
     }
     return {
@@ -45,7 +38,6 @@ def describe(
             "revision": source.revision,
             "sha256": source.sha256,
             "weights": bundle.manifest.main.weights,
-            "license": options.main_license or find_license(options.main) or UNKNOWN,
         },
         "prompts": prompts,
         "started_from": None if options.source is None else _name(options.source),
@@ -64,8 +56,6 @@ def card(training: dict[str, Any]) -> str:
     written = ", ".join(f"{count:,} from the {who}" for who, count in sorted(prompts["conversations"].items()))
     stages = ", ".join(f"{name} {each:.2f} h" for name, each in training["hours_by_stage"].items())
     head = [f"base_model: {json.dumps(main['id'])}", "library_name: outrider", "tags: [speculative-decoding]"]
-    if main["license"] != UNKNOWN:
-        head.insert(0, f"license: {json.dumps(main['license'])}")
     return "\n".join(
         [
             "---", *head, "---", "",
@@ -73,11 +63,10 @@ def card(training: dict[str, Any]) -> str:
             "",
             "It proposes tokens, and the main model verifies them: the text is the main model's own.",
             "",
-            f"- **Main model**: {main['id']} ({main['weights']}), revision {main['revision'] or 'none'}. "
-            f"License: {main['license']}.",
+            f"- **Main model**: {main['id']} ({main['weights']}), revision {main['revision'] or 'none'}.",
             *([f"- **Started from**: {training['started_from']}."] if training.get("started_from") else []),
             f"- **Data**: {training['data_answer_tokens']:,} tokens of the main model's answers to {written} prompts.",
-            f"- **Prompts**: {prompts['file'] or 'made by the main model'}. License: {prompts['license']}.",
+            f"- **Prompts**: {prompts['file'] or 'made by the main model'}.",
             f"- **Training**: {training['steps']:,} steps, {training['trained_answer_tokens']:,} tokens, "
             f"{training['hours']:.2f} hours. All stages: {stages}.",
             f"- **Expected on the machine that trained it**: {expected['speed_up']:.2f} × plain decoding, with "
@@ -108,24 +97,6 @@ def command(options: Options) -> str:
     if options.excluded is not None:
         words += ["--exclude", options.excluded.name]
     return shlex.join(words)
-
-
-def find_license(main: str) -> str | None:
-    """The licence that a main model's own files name; None if they name none, as those of a bundle."""
-    path = user_path(main)
-    if not path.exists() or (path / MANIFEST_NAME).is_file():
-        return None
-    source = locate(main)
-    if source.kind == "gguf":
-        found = read_header(path).metadata.get("general.license")
-        return None if found is None else str(found)
-    readme = path / "README.md"
-    text = readme.read_text(encoding="utf-8", errors="replace") if readme.is_file() else ""
-    front = re.match(r"---\n(.*?)\n---", text, re.DOTALL)
-    named = re.search(r"^license:\s*(\S.*)$", front[1], re.MULTILINE) if front else None
-    if named:
-        return named[1].strip().strip("\"'")
-    return next((f"see {each.name} of the main model" for each in sorted(path.glob("LICENSE*"))), None)
 
 
 def _name(text: str) -> str:

@@ -39,10 +39,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option("--hours", type=float, default=8.0, show_default=True, help="Most hours for data and training together.")
 @click.option("--into", metavar="BUNDLE", help="Add the drafter to this bundle.")
-@click.option("--disk-limit", type=float, metavar="GB", help="Most GB of disk space to use.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of prompts, answers and training.")
-@click.option("--main-license", metavar="NAME", help="The main model's licence for the card, if its files name none.")
-@click.option("--prompts-license", metavar="NAME", help="The licence of your prompts for the card.")
 @click.option("--keep-work", is_flag=True, help="Keep the work folder with data and checkpoints at the end.")
 @json_option
 def distill(main: str, output: str, num_tokens: str, into: str | None, as_json: bool, **options: Any) -> None:

@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 from openvino import opset13 as ops
 
 from outrider.bundle import Bundle
+from outrider.bundle.manifest import ModelEntry
 from outrider.errors import BundleError, ExportError
 from outrider.models.backends.heads.weights import MainWeights
 from outrider.models.backends.projections import Projection, backwards, projections_of
 from outrider.models.backends.taps import LAST, hidden_states_of, multiplied_by, output_matrix_of, read_ir
 from outrider.system.core import new_core
+from outrider_distill.onnx_main import OnnxGraph
 from outrider_distill.train.layers import NUM_LAYERS, Shape, Teacher
-from outrider_distill.writer import check_format
 
 _MATRIX_AXES = 2  # axes; the matrices of all experts have one more
 _ROWS = 4096  # embeddings that one call reads
@@ -34,13 +35,14 @@ _EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 
 _SMALLEST = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0}  # where a graph does not show them
 
 
-def read_teacher(bundle: Bundle) -> Teacher:
-    """What heads need of a bundle's main model.
+def read_teacher(bundle: Bundle, model: ModelEntry | None = None) -> Teacher:
+    """What heads need of a bundle's main model, or of another model of it.
 
     Raises:
-        ExportError: when the main model is not in OpenVINO's format, or its graph has no known form.
+        ExportError: when its graph has no known form.
     """
-    main, geometry, graph = bundle.manifest.main, bundle.manifest.main.geometry, MainGraph.of(bundle)
+    main = model or bundle.manifest.main
+    geometry, graph = main.geometry, _graph_of(bundle, main)
     kinds = geometry.layer_states or ("",) * geometry.num_layers
     attending = [i for i, kind in enumerate(kinds) if not kind]
     # Where there are fewer, the first one stands twice.
@@ -51,7 +53,7 @@ def read_teacher(bundle: Bundle) -> Teacher:
         num_heads=geometry.num_heads,
         num_kv_heads=geometry.num_kv_heads,
         head_size=geometry.head_size,
-        vocab_size=geometry.logits_width,
+        vocab_size=max(geometry.logits_width, main.vocab_size),  # the former is less where it was cut
         num_layers=geometry.num_layers,
         context_length=geometry.context_length,
         norm_epsilon=graph.epsilon(),
@@ -59,38 +61,39 @@ def read_teacher(bundle: Bundle) -> Teacher:
     )
     return Teacher(
         shape,
-        torch.from_numpy(_embedding(_path(bundle), shape)),
-        torch.from_numpy(_unpacked([graph.output_matrix])[0]),
-        torch.from_numpy(graph.norm_before(graph.output_matrix)),
+        torch.from_numpy(graph.embedding(shape.vocab_size)),
+        torch.from_numpy(graph.head()),
+        torch.from_numpy(graph.final_norm()),
         [{name: torch.from_numpy(each) for name, each in layer.items()} for layer in layers],
         main.vocab_size,
     )
 
 
-def read_layers(bundle: Bundle) -> Iterator[dict[str, Any]]:
-    """The weights of all layers of a bundle's main model, one by one, as `Teacher.layers` has the last ones.
+def read_layers(bundle: Bundle, model: ModelEntry | None = None) -> Iterator[dict[str, Any]]:
+    """The weights of all layers of such a model, one by one, as `Teacher.layers` has the last ones.
 
     Raises:
         ExportError: as `read_teacher`.
     """
-    graph = MainGraph.of(bundle)
-    for index in range(bundle.manifest.main.geometry.num_layers):
+    model = model or bundle.manifest.main
+    graph = _graph_of(bundle, model)
+    for index in range(model.geometry.num_layers):
         yield {name: torch.from_numpy(each) for name, each in graph.layer(index).items()}
 
 
+def _graph_of(bundle: Bundle, model: ModelEntry) -> MainGraph | OnnxGraph:
+    """The graph of one of a bundle's models."""
+    if model.format == "onnx":
+        return OnnxGraph(bundle.model_path(model), model.geometry)
+    path, shape = bundle.model_path(model), model.geometry
+    return MainGraph(read_ir(new_core(), path), path, shape.num_layers, shape.num_heads, shape.head_size)
+
+
 class MainGraph:
-    """A decoder's graph, and where its weights are. num_heads, head_size: of queries."""
+    """A decoder's graph, and where its weights are. path: its file. num_heads, head_size: of queries."""
 
-    @staticmethod
-    def of(bundle: Bundle) -> MainGraph:
-        """That of a bundle's main model."""
-        check_format(bundle)
-        geometry = bundle.manifest.main.geometry
-        model = read_ir(new_core(), _path(bundle))
-        return MainGraph(model, geometry.num_layers, geometry.num_heads, geometry.head_size)
-
-    def __init__(self, model: ov.Model, num_layers: int, num_heads: int, head_size: int) -> None:
-        self._model, self._num_layers = model, num_layers
+    def __init__(self, model: ov.Model, path: Path, num_layers: int, num_heads: int, head_size: int) -> None:
+        self._model, self._path, self._num_layers = model, path, num_layers
         self._num_heads, self._attended = num_heads, num_heads * head_size
         self._layers: dict[int, dict[str, Projection]] = {}  # those that were asked for
         self._states = hidden_states_of(model, num_layers)
@@ -101,6 +104,22 @@ class MainGraph:
                 "trained for its hidden states. Train a draft model: --kind draft --from DRAFT."
             )
         self.output_matrix: ov.Node = matrix
+
+    def embedding(self, count: int) -> NDArray[np.float32]:
+        """The embeddings of so many tokens, float32 [count, h], as the first layer gets them."""
+        token_ids = ops.parameter([-1], np.int64)
+        rows = MainWeights(new_core(), self._path).embed(token_ids)
+        compiled = new_core().compile_model(ov.Model([ops.result(rows)], [token_ids]), "CPU", _EXACT)
+        pieces = np.array_split(np.arange(count), -(-count // _ROWS))
+        return np.concatenate([compiled([each])[0].reshape(len(each), -1).copy() for each in pieces])
+
+    def head(self) -> NDArray[np.float32]:
+        """The output matrix, float32 [logits width, h]."""
+        return _unpacked([self.output_matrix])[0]
+
+    def final_norm(self) -> NDArray[np.float32]:
+        """The weights float32 [h] of the norm before the output matrix."""
+        return self.norm_before(self.output_matrix)
 
     def layer(self, index: int) -> dict[str, NDArray[np.float32]]:
         """A decoder layer's weights by the names of Llama's checkpoints, and the biases of its products."""
@@ -179,19 +198,6 @@ class MainGraph:
                 found = node.get_data().astype(np.float64).reshape(-1)
                 return _short((found[0] / found[-1]) ** (half / (half - 1)))
         return _SMALLEST["rope_theta"]
-
-
-def _path(bundle: Bundle) -> Path:
-    return bundle.folder / bundle.manifest.main.folder / "openvino_model.xml"
-
-
-def _embedding(path: Any, shape: Shape) -> NDArray[np.float32]:
-    """The embeddings of all tokens, float32 [vocab, h], as the first layer gets them."""
-    token_ids = ops.parameter([-1], np.int64)
-    rows = MainWeights(new_core(), path).embed(token_ids)
-    compiled = new_core().compile_model(ov.Model([ops.result(rows)], [token_ids]), "CPU", _EXACT)
-    pieces = np.array_split(np.arange(shape.vocab_size), -(-shape.vocab_size // _ROWS))
-    return np.concatenate([compiled([each])[0].reshape(len(each), -1).copy() for each in pieces])
 
 
 def _unpacked(products: list[ov.Node]) -> list[NDArray[np.float32]]:

@@ -27,7 +27,6 @@ from outrider.system.memory import system_memory
 from outrider_distill.data import bytes_per_token, feature_names, needs_of, tap_names
 from outrider_distill.recipe import USUAL_ANSWER, USUAL_PROMPT
 from outrider_distill.train.files import load
-from outrider_distill.writer import check_format
 from outrider_export.bundles.drafters import check_name
 from outrider_export.describe.architectures import ARCHITECTURES
 from outrider_export.describe.plan import DEFAULT_WEIGHTS, make_plan
@@ -40,6 +39,21 @@ _ADAM = 16  # bytes a weight in training: itself, its gradient and two moments
 _CHECKPOINT = 16  # the same in a checkpoint: weights, moments, and the best weights so far
 _TRIAL_BYTES = 2_000_000_000  # bytes: activations, and what Python and torch take
 _HEAD_TOKENS = 8192  # rows of a head's output matrix
+
+
+@dataclass(frozen=True)
+class DistillCandidate:
+    """A drafter to train. source: the draft model that layers are taken out of, or the head that is trained further."""
+
+    name: str
+    kind: str
+    source: str | None = None
+    num_layers: int | None = None  # of the draft model, to keep
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it begins with weights that were trained as a drafter's."""
+        return self.source is not None
 
 
 @dataclass(frozen=True)
@@ -56,11 +70,9 @@ class Options:
     num_tokens: int = 2_000_000
     hours: float = 8.0
     into: Path | None = None
-    disk_limit: float | None = None  # GB
     seed: int = 0
-    main_license: str | None = None
-    prompts_license: str | None = None
     keep_work: bool = False
+    tried: tuple[DistillCandidate, ...] = ()  # in place of kind, source and num_layers
 
     @property
     def work(self) -> Path:
@@ -68,21 +80,19 @@ class Options:
         return self.output.with_name(self.output.name + ".work")
 
     @property
-    def kinds(self) -> tuple[str, ...]:
-        """The kinds that are tried."""
-        if self.kind != "auto":
-            return (self.kind,)
-        return tuple(each for each in KINDS if each != "draft" or self.source is not None)
-
-    @property
-    def head(self) -> str | None:
-        """The head that is trained further, if there is one."""
-        return None if self.kind in ("draft", "auto") else self.source
+    def candidates(self) -> tuple[DistillCandidate, ...]:
+        """What is compared, and the best of it trained."""
+        if self.tried:
+            return self.tried
+        draft = DistillCandidate("draft", "draft", self.source, self.num_layers)
+        if self.kind == "auto":
+            return (DistillCandidate("eagle3", "eagle3"), *([draft] if self.source is not None else []))
+        return (draft if self.kind == "draft" else DistillCandidate(self.kind, self.kind, self.source),)
 
     @property
     def needs(self) -> frozenset[str]:
         """What the data must have for them."""
-        return frozenset().union(*map(needs_of, self.kinds))
+        return frozenset().union(*(needs_of(each.kind) for each in self.candidates))
 
 
 @dataclass(frozen=True)
@@ -109,7 +119,8 @@ class DistillPlan:
     def lines(self) -> list[str]:
         """The plan for the user."""
         prompts = "the model's own prompts" if self.prompts is None else "your prompts and the model's own"
-        kind = "the kind that gains most per hour" if self.kind == "auto" else f"a drafter of kind {self.kind}"
+        several = self.kind == "auto" or "," in self.kind
+        kind = "the drafter that gains most per hour" if several else f"a drafter of kind {self.kind}"
         total = system_memory()[0]
         has = "" if total is None else f" of {total / 1e9:.0f} GB"
         return [
@@ -133,15 +144,13 @@ def check_options(options: Options) -> None:
         raise OptionError(f"tokens={options.num_tokens} is too few to train on: give at least 1000, such as 2M.")
     if not 0 < options.hours <= 10_000:
         raise OptionError(f"hours={options.hours:g} is not above 0 and at most 10,000. Give a number in this range.")
-    if options.disk_limit is not None and options.disk_limit <= 0:
-        raise OptionError(f"disk_limit={options.disk_limit:g} GB is not above 0. Give the GB to use.")
     if options.kind == "draft" and options.source is None:
         raise OptionError(
             "kind='draft' takes layers out of a draft model. Name one of the same vocabulary with --from."
         )
     if options.kind not in ("draft", "auto") and options.num_layers is not None:
         raise OptionError(f"--layers is for draft models, and kind={options.kind!r} is a head. Leave it out.")
-    if options.head is None and (options.source is None) != (options.num_layers is None):
+    if options.kind in ("draft", "auto") and (options.source is None) != (options.num_layers is None):
         raise OptionError("--from and --layers go together: the draft model, and how many of its layers to keep.")
     if options.num_layers is not None and options.num_layers < 1:
         raise OptionError(f"layers={options.num_layers} leaves no layer. Give at least 1.")
@@ -158,26 +167,21 @@ def make_the_plan(options: Options, progress: Progress | None = None) -> Distill
         ExportError: when the main model or a file of prompts cannot be read, does not fit, or the disk lacks room.
     """
     geometry, size, content = _look_at(options.main, progress or Silent())
-    known = ARCHITECTURES.get(geometry.architecture)
-    if known is not None and not known.features and options.kind != "draft":
-        raise ExportError(
-            f"{options.main} has the architecture '{geometry.architecture}', whose hidden states are not found in its "
-            "graph, and heads read them. Train a draft model: --kind draft --from DRAFT."
-        )
-    if "taps" in options.needs:
-        tap_names(geometry.num_layers)
-    if options.head is not None:
-        _check_head(options.kind, head_folder(options.head, progress or Silent()), geometry)
+    if options.needs:
+        check_heads(options.main, geometry)
+    for each in options.candidates:
+        if each.kind != "draft" and each.source is not None:
+            _check_head(each.kind, head_folder(each.source, progress or Silent()), geometry)
     per_token = bytes_per_token(geometry.hidden_size, options.needs)
     data = int(options.num_tokens * (1 + USUAL_PROMPT / USUAL_ANSWER) * per_token)
-    weights = max(_num_weights(kind, geometry) for kind in options.kinds)
+    weights = max(_num_weights(each.kind, geometry) for each in options.candidates)
     disk = data + weights * (_CHECKPOINT + 2) + (0 if content else 4 * size)
     matrices = 2 * 4 * geometry.logits_width * geometry.hidden_size
     memory = _TRIAL_BYTES + max(2 * size, matrices + weights * _ADAM)
     plan = DistillPlan(
         main=str(_resolved(options.main)),
         main_sha256=content,
-        kind=options.kind,
+        kind=",".join(each.name for each in options.tried) or options.kind,
         source=None if options.source is None else str(_resolved(options.source)),
         num_layers=options.num_layers,
         prompts=_sha256(options.prompts),
@@ -191,6 +195,17 @@ def make_the_plan(options: Options, progress: Progress | None = None) -> Distill
     )
     _check_disk(options, plan)
     return plan
+
+
+def check_heads(main: str, geometry: Geometry) -> None:
+    """Raise ExportError if a main model of this shape gives no hidden states for heads."""
+    known = ARCHITECTURES.get(geometry.architecture)
+    if known is not None and not known.features:
+        raise ExportError(
+            f"{main} has the architecture '{geometry.architecture}', whose hidden states are not found in its graph, "
+            "and heads read them. Train a draft model: --kind draft --from DRAFT."
+        )
+    tap_names(geometry.num_layers)
 
 
 def head_folder(name: str, progress: Progress) -> Path:
@@ -244,7 +259,6 @@ def _look_at(main: str, progress: Progress) -> tuple[Geometry, int, str | None]:
         entry = bundle.manifest.main
         if entry.encoder is not None:
             raise ExportError(f"{main} has an encoder-decoder model, and drafters are made for decoders only.")
-        check_format(bundle)
         files = sorted(f"{each.path} {each.sha256}" for each in bundle.files_of(entry.folder))
         return entry.geometry, bundle.size_of(entry.folder), hashlib.sha256("\n".join(files).encode()).hexdigest()
     source = fetch(locate(main), False, progress)
@@ -279,23 +293,18 @@ def _num_weights(kind: str, geometry: Geometry) -> int:
 
 
 def _check_disk(options: Options, plan: DistillPlan) -> None:
-    """Raise if the disk, or the user's limit, has no room for what is not there yet."""
+    """Raise if the disk has no room for what is not there yet."""
     folder = next(each for each in options.work.absolute().parents if each.exists())
     there = sum(path.stat().st_size for path in options.work.rglob("*") if path.is_file())
     free = shutil.disk_usage(folder).free + there
-    limit = None if options.disk_limit is None else int(options.disk_limit * 1e9)
-    if limit is not None and plan.bytes_on_disk > limit:
-        room, what = limit, f"--disk-limit allows {limit / 1e9:.1f} GB"
-    elif plan.bytes_on_disk > free:
-        room, what = free, f"{folder} has {free / 1e9:.1f} GB free"
-    else:
+    if plan.bytes_on_disk <= free:
         return
     per_token = plan.bytes_of_data / plan.num_tokens
-    possible = int((room - plan.bytes_on_disk + plan.bytes_of_data) / per_token) // 1000
+    possible = int((free - plan.bytes_on_disk + plan.bytes_of_data) / per_token) // 1000
     fewer = f"--tokens {possible}k" if possible > 0 else "another disk with -o"
     raise ExportError(
         f"{plan.num_tokens:,} tokens of data, checkpoints and models need {plan.bytes_on_disk / 1e9:.1f} GB, and "
-        f"{what}. Use {fewer}."
+        f"{folder} has {free / 1e9:.1f} GB free. Use {fewer}."
     )
 
 

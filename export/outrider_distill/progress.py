@@ -1,6 +1,6 @@
-"""How a distillation goes on: lines for the terminal, TensorBoard's logs, and an end by Ctrl-C or SIGTERM.
+"""How a distillation goes on: lines for the terminal, and an end by Ctrl-C or SIGTERM.
 
-live = Live(work, plan.lines(), tell=print)
+live = Live(plan.lines(), tell=print)
 live.stage("Writing data")
 write_data(..., progress=live.wrote)
 fit(..., watch=live)
@@ -14,12 +14,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
 from outrider.drafters.prediction import Costs, predict
-from outrider.errors import install
 from outrider_distill.answers import DataProgress
 from outrider_distill.train.status import TrainingStatus, Watch
 
@@ -29,16 +27,12 @@ _LINE_EVERY = 300.0  # seconds
 class Live(Watch):
     """Shows where the work is. A `Watch` of training.
 
-    folder: gets tensorboard/. lines: the plan. tell: prints a line. status: shows a line in place of the one before;
+    lines: the plan. tell: prints a line. status: shows a line in place of the one before;
     None: it is told now and then. costs: for the expected speed-up.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        lines: Sequence[str],
-        tell: Callable[[str], None],
-        status: Callable[[str], None] | None = None,
+        self, lines: Sequence[str], tell: Callable[[str], None], status: Callable[[str], None] | None = None
     ) -> None:
         self._facts = dict[str, str]()
         self._told = 0.0
@@ -46,13 +40,6 @@ class Live(Watch):
         self.costs: Costs | None = None
         for line in lines:
             tell(line)
-        self._logs: Any = None
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            tell(f"No logs for TensorBoard, as it is not installed. Run: {install('distill')}")
-        else:
-            self._logs = SummaryWriter(folder / "tensorboard")
 
     def stage(self, title: str) -> None:
         """Begin a stage."""
@@ -81,7 +68,6 @@ class Live(Watch):
                 "now": "writing answers" if state.is_asking else "writing prompts",
                 "tokens written in this run": f"{state.num_written:,}, {speed:.0f} per second",
             }
-        self._log("data", {"tokens kept": state.num_tokens, "tokens per second": speed}, round(state.seconds))
         self._say(at_once=is_done, stays=is_done)
 
     def stepped(self, status: TrainingStatus) -> None:
@@ -101,19 +87,10 @@ class Live(Watch):
             "acceptance by position": " ".join(f"{each:.0%}" for each in last.acceptance),
             "tokens per round": f"{last.tokens_per_round:.2f}",
         }
-        numbers = {"loss": last.loss, "tokens per round": last.tokens_per_round}
-        numbers |= {f"acceptance {place}": share for place, share in enumerate(last.acceptance, 1)}
         if self.costs is not None:
             found = predict(last.acceptance, self.costs)
             self._facts["expected here"] = f"{found.speed_up:.2f}× with {found.num_draft_tokens} draft tokens"
-            numbers["expected speed-up"] = found.speed_up
-        self._log(status.kind, numbers, last.step)
         self._say(at_once=True)
-
-    def close(self) -> None:
-        """Close the logs."""
-        if self._logs is not None:
-            self._logs.close()
 
     def _say(self, *, at_once: bool = False, stays: bool = False) -> None:
         now, line = time.monotonic(), ", ".join(f"{name} {value}" for name, value in self._facts.items())
@@ -122,14 +99,6 @@ class Live(Watch):
         elif at_once or now - self._told > _LINE_EVERY:
             self._told = now
             self.tell(line)
-
-    def _log(self, group: str, numbers: dict[str, float], at: int) -> None:
-        """Add numbers to TensorBoard's logs. at: a step, or seconds of writing data."""
-        if self._logs is None:
-            return
-        for name, value in numbers.items():
-            self._logs.add_scalar(f"{group}/{name}", value, at)
-        self._logs.flush()
 
 
 def _duration(seconds: float) -> str:
@@ -175,6 +144,10 @@ class Stopping:
     def __call__(self) -> bool:
         """Whether to stop."""
         return self._wanted
+
+    def stop(self) -> None:
+        """Ask for it, as a signal does."""
+        self._wanted = True
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # Python's rule for handlers

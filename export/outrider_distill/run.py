@@ -12,7 +12,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,15 +23,16 @@ from filelock import FileLock, Timeout
 
 from outrider.bundle import Bundle
 from outrider.bundle.folder import read_bundle
-from outrider.bundle.manifest import MANIFEST_NAME
+from outrider.bundle.hashes import list_files
+from outrider.bundle.manifest import MANIFEST_NAME, write_manifest
 from outrider.config.files import user_path
 from outrider.drafters.prediction import Costs, SpeedPrediction, predict
 from outrider.errors import ExportError
 from outrider.system.files import reading, write_whole
 from outrider_distill.answers import DataProgress, write_data
 from outrider_distill.card import card, describe
-from outrider_distill.data import Data
-from outrider_distill.plan import DistillPlan, Options, check_options, freeze, make_the_plan
+from outrider_distill.data import Data, feature_names
+from outrider_distill.plan import DistillCandidate, DistillPlan, Options, check_options, freeze, make_the_plan
 from outrider_distill.prediction import SHARE, DistillTrial, choose, shortfall, table, writing_speed
 from outrider_distill.progress import Live, Stopping, signals_elsewhere
 from outrider_distill.prompts import read_prompts, texts_in
@@ -41,7 +42,9 @@ from outrider_distill.train.fit import FURTHER_RATE, Stopped, Training, fit, num
 from outrider_export.bundles.drafters import add_drafter
 from outrider_export.bundles.export import export_bundle
 from outrider_export.extras import check_extra
+from outrider_export.heads.onnx_main import tap
 from outrider_export.progress import Progress, Silent
+from outrider_export.target import Target, link_or_copy
 
 T = TypeVar("T")
 
@@ -69,10 +72,12 @@ def distill(
     progress: Progress | None = None,
     tell: Callable[[str], None] = lambda _: None,
     status: Callable[[str], None] | None = None,
+    wait: Callable[[Stopping], float] = lambda _: 0.0,
 ) -> DistillResult:
     """Make a drafter for a main model, at `options.output`; go on where an earlier run ended.
 
     progress: of the main model's export. tell: gets lines for the user. status: gets lines that replace the one before.
+    wait: called between steps; the seconds that it returns after waiting are none of `options.hours`.
 
     Raises:
         OptionError: for an invalid option, or another one than the work was begun with.
@@ -85,8 +90,8 @@ def distill(
     check_extra("Distilling a drafter", "openvino")
     progress = progress or Silent()
     plan = freeze(make_the_plan(options, progress), options.work / "plan.json")
-    with _alone(options.work), signals_elsewhere():
-        result = _distill(options, plan, progress, tell, status)
+    with alone(options.work), signals_elsewhere():
+        result = _distill(options, plan, progress, tell, status, wait)
     if not options.keep_work:
         shutil.rmtree(options.work, ignore_errors=True)
     return result
@@ -98,47 +103,61 @@ def _distill(
     progress: Progress,
     tell: Callable[[str], None],
     status: Callable[[str], None] | None,
+    wait: Callable[[Stopping], float],
 ) -> DistillResult:
     """All of it, in the work folder that is there."""
-    with closing(Live(options.work, plan.lines(), tell, status)) as live:
-        bundle = _bundle_of(options, live, progress)
-        run = _Run(options, bundle, live, progress)
-        run.write_data()
-        kind = run.choose_kind()
-        head, report = run.train(kind)
+    live = Live(plan.lines(), tell, status)
+    bundle = _bundle_of(options, live, progress)
+    run = _Run(options, bundle, live, progress, wait)
+    run.write_data()
+    candidate = run.choose()
+    head, report = run.train(candidate)
     costs = run.costs
     prediction = predict(report["held_out_acceptance_by_place"], costs)
     more = {"prediction": asdict(prediction), "costs": asdict(costs), "trials": [asdict(each) for each in run.trials]}
     training = describe(options, plan, bundle, report, run.hours, **more)
-    folder = run.finish(head, training)
+    folder = run.finish(candidate, head, training)
     tell(
         f"{options.output}: {report['held_out_tokens_per_round']:.2f} tokens per round on held-out text, "
         f"{prediction.speed_up:.2f} times the speed of plain decoding expected here."
     )
     _publish(options, folder, tell)
-    return DistillResult(options.output, kind, prediction, shortfall(prediction, costs, training), training)
+    return DistillResult(options.output, candidate.kind, prediction, shortfall(prediction, costs, training), training)
 
 
 @contextmanager
-def _alone(work: Path) -> Iterator[None]:
-    """Raise ExportError if another process is at work in the folder, which is there."""
+def alone(work: Path) -> Iterator[None]:
+    """Raise ExportError if another process is at work in the folder, which is made."""
     try:
+        work.mkdir(parents=True, exist_ok=True)
         with FileLock(work / "lock", timeout=0):
             yield
     except Timeout:
         raise ExportError(
-            f"Another outrider distill is running in {work}. Wait for it, or choose another folder with -o."
+            f"Another outrider distill or improve is running in {work}. Wait until it has ended."
         ) from None
 
 
 def _bundle_of(options: Options, live: Live, progress: Progress) -> Bundle:
     """The main model as a bundle: as it was given, or made in the work folder."""
-    if (user_path(options.main) / MANIFEST_NAME).is_file():
-        return read_bundle(user_path(options.main))
     folder = options.work / "bundle"
-    if not folder.exists():
-        live.stage("Exporting the main model")
-        export_bundle(options.main, output=folder, for_this_machine=False, progress=progress)
+    if not (user_path(options.main) / MANIFEST_NAME).is_file():
+        if not folder.exists():
+            live.stage("Exporting the main model")
+            export_bundle(options.main, output=folder, for_this_machine=False, progress=progress)
+        return read_bundle(folder)
+    given = read_bundle(user_path(options.main))
+    main = given.manifest.main
+    features = feature_names(options.needs, main.geometry.num_layers)
+    if main.format != "onnx" or not features:
+        return given
+    # A graph in ONNX gives its hidden states if they are outputs in its file.
+    with Target(folder, overwrite=True) as target:
+        shutil.copytree(given.folder, target.new, copy_function=link_or_copy, dirs_exist_ok=True)
+        tap(target.new / given.model_path(main).relative_to(given.folder), features, main.geometry.hidden_size)
+        (target.new / MANIFEST_NAME).unlink()
+        write_manifest(target.new, msgspec.structs.replace(given.manifest, files=list_files(target.new)))
+        target.commit()
     return read_bundle(folder)
 
 
@@ -153,8 +172,10 @@ def _publish(options: Options, folder: Path, tell: Callable[[str], None]) -> Non
 class _Run:
     """The stages that share the main model, the data and the drafters."""
 
-    def __init__(self, options: Options, bundle: Bundle, live: Live, progress: Progress) -> None:
-        self._options, self._work = options, options.work
+    def __init__(
+        self, options: Options, bundle: Bundle, live: Live, progress: Progress, wait: Callable[[Stopping], float]
+    ) -> None:
+        self._options, self._work, self._wait = options, options.work, wait
         self._bundle, self._live, self._progress = bundle, live, progress
         self.trials: list[DistillTrial] = []
         self.hours: dict[str, float] = self._stored("hours", dict[str, float], dict)
@@ -170,30 +191,33 @@ class _Run:
         with Stopping() as stopped, _Clock(self, "data") as clock:
 
             def wrote(state: DataProgress) -> None:
-                clock.tick()
                 self._live.wrote(state)
-                if stopped():
+                if self._stops(stopped, clock):
                     raise Stopped(_what_is_kept(state))
 
             state = write_data(
-                self._work / "data", self._bundle, recipe, prompts=prompts, excluded=excluded, progress=wrote
-            )
+                self._work / "data", self._bundle, recipe, prompts=prompts, excluded=excluded, progress=wrote,
+                is_late=lambda: clock.hours > _DATA_HOURS * options.hours,
+            )  # fmt: skip
         self._live.wrote(state)
 
-    def choose_kind(self) -> str:
-        """The kind to train: the only one, or the best of a comparison."""
-        kinds = self._options.kinds
-        if len(kinds) == 1:
-            return kinds[0]
-        budget = _TRIAL_HOURS * self._options.hours / len(kinds)
-        self.trials = [self._stored(f"trial-{kind}", DistillTrial, partial(self._try, kind, budget)) for kind in kinds]
+    def choose(self) -> DistillCandidate:
+        """What to train: the only candidate, or the best of a comparison."""
+        candidates = self._options.candidates
+        if len(candidates) == 1:
+            return candidates[0]
+        budget = _TRIAL_HOURS * self._options.hours / len(candidates)
+        self.trials = [
+            self._stored(f"trial-{each.name}", DistillTrial, partial(self._try, each, budget)) for each in candidates
+        ]
         self._live.table(table(self.trials, self._hours_left))
-        return choose(self.trials, self._hours_left).kind
+        best = choose(self.trials, self._hours_left)
+        return candidates[self.trials.index(best)]
 
-    def train(self, kind: str) -> tuple[Any, dict[str, Any]]:
+    def train(self, candidate: DistillCandidate) -> tuple[Any, dict[str, Any]]:
         """The trained drafter, and what training.json says of it."""
-        self._live.stage(f"Training {kind}")
-        return self._fit(kind, 1.0, self._hours_left, "training")
+        self._live.stage(f"Training {candidate.name}")
+        return self._fit(candidate, 1.0, self._hours_left, "training")
 
     @property
     def _hours_left(self) -> float:
@@ -207,10 +231,10 @@ class _Run:
             raise AssertionError("training comes first")
         return self._live.costs
 
-    def finish(self, head: Any, training: dict[str, Any]) -> Path:
+    def finish(self, candidate: DistillCandidate, head: Any, training: dict[str, Any]) -> Path:
         """The result's folder, still in the work folder, with its card."""
         folder = self._work / "result"
-        self._drafters.save(head, folder, training)
+        self._drafters.save(candidate, head, folder, training)
         (folder / "README.md").write_text(card(training), encoding="utf-8")
         return folder
 
@@ -221,7 +245,7 @@ class _Run:
 
     @cached_property
     def _drafters(self) -> Drafters:
-        return Drafters(self._bundle, self._data, self._options, self._work, self._progress)
+        return Drafters(self._bundle, self._data, self._options.seed, self._work, self._progress)
 
     def _num_tokens(self) -> int:
         """As many tokens as were asked for, or as the hours allow."""
@@ -235,39 +259,41 @@ class _Run:
             )
         return max(min(wanted, possible), 1)
 
-    def _try(self, kind: str, hours: float) -> DistillTrial:
-        """Train a kind on a part of the data."""
-        self._live.stage(f"Trying {kind} on {SHARE:.0%} of the data")
-        _, report = self._fit(kind, SHARE, hours, "trials")
+    def _try(self, candidate: DistillCandidate, hours: float) -> DistillTrial:
+        """Train a candidate on a part of the data."""
+        self._live.stage(f"Trying {candidate.name} on {SHARE:.0%} of the data")
+        _, report = self._fit(candidate, SHARE, hours, "trials")
         acceptance, took = report["held_out_acceptance_by_place"], report["hours"]
         in_all = took / report["steps"] * _planned_steps(report["kind"], self._data)
-        return DistillTrial(kind, acceptance, predict(acceptance, self.costs), took, in_all)
+        return DistillTrial(candidate.name, acceptance, predict(acceptance, self.costs), took, in_all)
 
-    def _fit(self, kind: str, share: float, hours: float, stage: str) -> tuple[Any, dict[str, Any]]:
+    def _stops(self, stopped: Stopping, clock: _Clock) -> bool:
+        """Between steps: wait as long as it is asked for, store the hours, and say whether to stop."""
+        clock.skip(self._wait(stopped))
+        clock.tick()
+        return stopped()
+
+    def _fit(self, candidate: DistillCandidate, share: float, hours: float, stage: str) -> tuple[Any, dict[str, Any]]:
         """Train a drafter on a share of the data for these hours at most."""
-        data, head = self._data, self._drafters.start(kind)
-        name = kind if share == 1 else f"{kind}-trial"
-        self._live.costs = self._stored(f"costs-{kind}", Costs, lambda: self._drafters.measure(head))
+        data, head = self._data, self._drafters.start(candidate)
+        name = candidate.name if share == 1 else f"{candidate.name}-trial"
+        costs = self._stored(f"costs-{candidate.name}", Costs, lambda: self._drafters.measure(candidate, head))
+        self._live.costs = costs
         steps = self._stored(f"steps-{name}", int, lambda: _num_steps(head, data, share, hours))
         if (planned := _planned_steps(head.kind, data, share)) > steps:
             left = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
             self._live.tell(f"Only {steps:,} of {planned:,} steps fit in the remaining {left}. Raise --hours.")
         with Stopping() as stopped, _Clock(self, stage) as clock:
-
-            def stops() -> bool:
-                clock.tick()
-                return stopped()
-
             report = fit(
                 head,
                 data,
                 num_steps=steps,
                 seed=self._options.seed,
                 share=share,
-                learning_rate=None if self._options.head is None else FURTHER_RATE,
-                is_trained=kind == "draft" or self._options.head is not None,
+                learning_rate=FURTHER_RATE if candidate.is_trained and candidate.kind != "draft" else None,
+                is_trained=candidate.is_trained,
                 checkpoint=self._work / "checkpoint" / f"{name}.pt",
-                stopped=stops,
+                stopped=partial(self._stops, stopped, clock),
                 watch=self._live,
             )
         return head, report
@@ -305,6 +331,15 @@ class _Clock:
     def __exit__(self, *_: object) -> None:
         self._store()
 
+    @property
+    def hours(self) -> float:
+        """Of the stage until now."""
+        return self._before + (time.monotonic() - self._began) / 3600
+
+    def skip(self, seconds: float) -> None:
+        """Leave these out."""
+        self._began += seconds
+
     def tick(self) -> None:
         """Store the hours now and then, so that a kill loses few."""
         if time.monotonic() - self._stored > 20:
@@ -312,7 +347,7 @@ class _Clock:
 
     def _store(self) -> None:
         self._stored = time.monotonic()
-        self._run.hours[self._stage] = self._before + (self._stored - self._began) / 3600
+        self._run.hours[self._stage] = self.hours
         self._run.store("hours", self._run.hours)
 
 

@@ -1,8 +1,8 @@
 """Starts and writes drafters of each kind: heads on the main model's hidden states, and cut draft models.
 
-drafters = Drafters(bundle, data, options, work, progress)
-head = drafters.start("eagle3")
-drafters.save(head, folder, training)
+drafters = Drafters(bundle, data, seed, work, progress)
+head = drafters.start(candidate)
+drafters.save(candidate, head, folder, training)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from outrider.system.files import reading, write_whole
 from outrider_distill.data import Data
 from outrider_distill.draft.files import open_source, restore_draft, save_draft, start_draft
 from outrider_distill.main_model import read_teacher
-from outrider_distill.plan import Options, head_folder
+from outrider_distill.plan import DistillCandidate, head_folder
 from outrider_distill.prediction import measure_draft, measure_head
 from outrider_distill.train.files import load, save
 from outrider_distill.train.fit import start_head
@@ -34,34 +34,34 @@ _LAYER_TOKENS, _LAYER_BATCH = 2048, 1024  # of the training data, to choose laye
 class Drafters:
     """For one main model and its data. What was chosen for a cut draft model is kept in the work folder."""
 
-    def __init__(self, bundle: Bundle, data: Data, options: Options, work: Path, progress: Progress) -> None:
-        self._bundle, self._data, self._options = bundle, data, options
+    def __init__(self, bundle: Bundle, data: Data, seed: int, work: Path, progress: Progress) -> None:
+        self._bundle, self._data, self._seed = bundle, data, seed
         self._work, self._progress = work, progress
         self._configs: dict[str, dict[str, Any]] = {}
 
-    def start(self, kind: str) -> Any:
+    def start(self, candidate: DistillCandidate) -> Any:
         """A drafter with its starting weights, the same each time."""
-        if kind == "draft":
-            return self._start_draft()
-        if self._options.head is not None:
-            folder = head_folder(self._options.head, self._progress)
-            self._configs[kind] = read_json(folder / "config.json")
+        if candidate.kind == "draft":
+            return self._start_draft(candidate)
+        if candidate.source is not None:
+            folder = head_folder(candidate.source, self._progress)
+            self._configs[candidate.name] = read_json(folder / "config.json")
             return load(folder, self._teacher.embedding)
-        head, config = start_head(kind, self._teacher, self._data, seed=self._options.seed)
-        self._configs[kind] = config
+        head, config = start_head(candidate.kind, self._teacher, self._data, seed=self._seed)
+        self._configs[candidate.name] = config
         return head
 
-    def save(self, head: Any, folder: Path, training: dict[str, Any]) -> None:
+    def save(self, candidate: DistillCandidate, head: Any, folder: Path, training: dict[str, Any]) -> None:
         """Write a drafter's folder, in its published format."""
         if head.kind == "draft":
-            save_draft(head, self._source, folder, training)
+            save_draft(head, self._source(candidate), folder, training)
         else:
-            save(head, self._configs[head.kind], folder, training)
+            save(head, self._configs[candidate.name], folder, training)
 
-    def measure(self, head: Any) -> Costs:
+    def measure(self, candidate: DistillCandidate, head: Any) -> Costs:
         """What drafting and verifying cost on this machine."""
-        folder = self._work / f"unpriced-{head.kind}"
-        self.save(head, folder, {})
+        folder = self._work / f"unpriced-{candidate.name}"
+        self.save(candidate, head, folder, {})
         if head.kind == "draft":
             return measure_draft(self._bundle, folder, self._work, self._progress)
         return measure_head(self._bundle, folder, self._work)
@@ -70,29 +70,23 @@ class Drafters:
     def _teacher(self) -> Teacher:
         return read_teacher(self._bundle)
 
-    @functools.cached_property
-    def _source(self) -> Plan:
-        if self._options.source is None:
+    def _source(self, candidate: DistillCandidate) -> Plan:
+        if candidate.source is None:
             raise AssertionError("the options were checked")
         main = Vocabulary.of_folder(self._bundle.tokenizer_path)
-        return open_source(self._options.source, main, self._bundle.manifest.main.source.id, self._progress)
+        return open_source(candidate.source, main, self._bundle.manifest.main.source.id, self._progress)
 
-    def _start_draft(self) -> Any:
-        path = self._work / "draft.json"
+    def _start_draft(self, candidate: DistillCandidate) -> Any:
+        path, source = self._work / f"layers-{candidate.name}.json", self._source(candidate)
         if path.exists():
             with reading(str(path), "Delete it to choose layers again."):
                 chosen = json.loads(path.read_text(encoding="utf-8"))
-            return restore_draft(self._source, chosen["layers"], chosen["token_ids"])
+            return restore_draft(source, chosen["layers"], chosen["token_ids"])
         counts = self._data.counts(self._bundle.manifest.main.geometry.logits_width)
-        epoch = self._data.batches(_LAYER_BATCH, self._options.seed)
+        epoch = self._data.batches(_LAYER_BATCH, self._seed)
         batches = [self._data.read(each) for each in epoch[: _LAYER_TOKENS // _LAYER_BATCH]]
         head, cut = start_draft(
-            self._source,
-            counts,
-            batches,
-            num_layers=self._options.num_layers or 0,
-            num_tokens=None,
-            progress=self._progress,
+            source, counts, batches, num_layers=candidate.num_layers, num_tokens=None, progress=self._progress
         )
         token_ids = None if head.token_ids is None else head.token_ids.tolist()
         write_whole(path, json.dumps({"layers": cut.kept, "token_ids": token_ids}).encode())

@@ -26,7 +26,7 @@ from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.tuning.loading import choice_of
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.system.memory import system_memory
-from outrider.types import Chunk, Exactness
+from outrider.types import Chunk, CompiledModel, Exactness
 from outrider_distill.recipe import USUAL_PROMPT
 from outrider_distill.texts import DistillText, Running, WritingTask
 
@@ -34,6 +34,7 @@ BATCH_SIZES = (16, 32, 64, 128)
 PROMPT_TOKENS = 256  # of prompts, that one call reads
 _MAX_PROMPT_TOKENS = 1024
 _TRIAL_CONTEXT, _TRIAL_CALLS = 192, 4
+_SPARE = 64  # tokens: of a cache's last block, or that padding may take
 _WORTH = 1.05  # a larger batch takes more memory, and is chosen where it is so much faster
 _GIGABYTE = 1e9
 _UNKNOWN = 4.0  # GB for the cache if the system does not say how much memory is free
@@ -48,7 +49,7 @@ class Writer:
     what is free now.
 
     Raises:
-        ExportError: for a bundle in ONNX, a model whose graph does not give these hidden states, too little memory, or
+        ExportError: for a model whose graph does not give these hidden states, too little memory, or
             answers as long as the model's context.
         BundleError, OptionError, DeviceError: as `outrider.load`.
     """
@@ -158,19 +159,19 @@ class Writer:
                 f"KV cache, and {memory:.2f} GB may be used. Lower max_new_tokens or the batch size, or free memory."
             )
         batch_size = fitting[0]
-        if len(fitting) > 1:
+        # What runs sequences one after the other, as ONNX Runtime, is as fast with few.
+        if len(fitting) > 1 and isinstance(self._backend, OpenVINOPaged):
             self._backend.allocate(fitting[-1] * (_TRIAL_CONTEXT + 1 + self._backend.block_size))
-            batch_size = _fastest({size: size / self._seconds(size) for size in fitting})
+            batch_size = _fastest({size: size / self._seconds(self._backend, size) for size in fitting})
         # Memory is taken when it is written to: room for long prompts costs nothing until there are some.
-        block = self._backend.block_size
-        longest = -(-(self.max_prompt_tokens + self._max_new_tokens) // block) * block
+        longest = self.max_prompt_tokens + self._max_new_tokens + _SPARE
         most = int(memory * _GIGABYTE / self._backend.bytes_per_token)
         self._backend.allocate(max(longest, min(batch_size * longest, most)))
         return batch_size
 
-    def _seconds(self, batch_size: int) -> float:
+    def _seconds(self, backend: OpenVINOPaged, batch_size: int) -> float:
         """The time of a call with so many texts: the shortest of some, after one that compiles kernels."""
-        slots = [self._backend.open(_TRIAL_CONTEXT + 1) for _ in range(batch_size)]
+        slots = [backend.open(_TRIAL_CONTEXT + 1) for _ in range(batch_size)]
         seconds = []
         for _ in range(1 + _TRIAL_CALLS):
             for slot in slots:
@@ -178,7 +179,7 @@ class Writer:
                     raise AssertionError("the cache was allocated for so many")
                 slot.skip_to(_TRIAL_CONTEXT)
             began = time.perf_counter()
-            self._backend.submit([Chunk(slot, [0], 1, self.features, generated=True) for slot in slots]).wait()
+            backend.submit([Chunk(slot, [0], 1, self.features, generated=True) for slot in slots]).wait()
             seconds.append(time.perf_counter() - began)
         for slot in slots:
             if slot is not None:
@@ -219,18 +220,8 @@ def _fastest(speeds: dict[int, float]) -> int:
     return best
 
 
-def check_format(bundle: Bundle) -> None:
-    """Raise ExportError for a main model that no data is written with."""
-    if (found := bundle.manifest.main.format) != "openvino":
-        raise ExportError(
-            f"The main model of {bundle.folder} is in {found}, and drafters are trained for models in OpenVINO's "
-            "format. Export it with --format openvino."
-        )
-
-
-def _open(bundle: Bundle, features: tuple[str, ...], device: DeviceConfig) -> OpenVINOPaged:
+def _open(bundle: Bundle, features: tuple[str, ...], device: DeviceConfig) -> CompiledModel:
     """The main model in the setting in which engines run it, without padding."""
-    check_format(bundle)
     part = ModelSpec("main", bundle, bundle.manifest.main, None, features).on(device.main_device, device)
     try:
         backend = part.compile(choice_of(part).setting)
@@ -241,7 +232,7 @@ def _open(bundle: Bundle, features: tuple[str, ...], device: DeviceConfig) -> Op
             f"{bundle.folder} does not give the hidden states that such drafters read: {error} "
             "Choose a kind that reads none: a draft model."
         ) from error
-    if not isinstance(backend, OpenVINOPaged):
+    if backend.capabilities.fixed:
         raise DeviceError(f"{device.main_device} runs one text at a time. Write with main_device='CPU' or 'GPU'.")
     backend.use(Exactness())
     return backend

@@ -26,7 +26,7 @@ from outrider.errors import ExportError, OptionError
 from outrider.testing import save_toy_bundle
 from outrider_distill import progress
 from outrider_distill.answers import DataProgress
-from outrider_distill.card import card, command, find_license
+from outrider_distill.card import card, command
 from outrider_distill.plan import Options, check_options, freeze, make_the_plan, parse_count
 from outrider_distill.prediction import DistillTrial, choose, shortfall, table
 from outrider_distill.progress import Live, Stopping, signals_elsewhere
@@ -47,7 +47,6 @@ def options(tied: Path, tmp_path: Path) -> Options:
     ({"kind": "eagle"}, "Did you mean 'eagle3'"),
     ({"num_tokens": 10}, "tokens=10 is too few"),
     ({"hours": 0.0}, "hours=0 is not above 0"),
-    ({"disk_limit": -1.0}, "disk_limit=-1 GB is not above 0"),
     ({"source": None}, "of the same vocabulary with --from"),
     ({"kind": "eagle3"}, "--layers is for draft models, and kind='eagle3' is a head"),
     ({"kind": "auto", "num_layers": None}, "--from and --layers go together"),
@@ -60,7 +59,10 @@ def test_wrong_options_are_refused(changes: dict[str, Any], said: str) -> None:
 
 def test_only_one_process_works_in_a_folder(options: Options) -> None:
     options.work.mkdir()
-    with FileLock(options.work / "lock"), pytest.raises(ExportError, match=r"Another outrider distill is running in"):
+    with (
+        FileLock(options.work / "lock"),
+        pytest.raises(ExportError, match="Another outrider distill or improve is"),
+    ):
         distill(options)
 
 
@@ -88,22 +90,19 @@ def test_a_plan_says_what_it_takes(options: Options) -> None:
 
 
 def test_a_plan_is_refused_where_the_disk_lacks_room(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ExportError, match=r"--disk-limit allows 0\.0 GB. Use"):
-        make_the_plan(replace(options, disk_limit=1e-4))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
     with pytest.raises(ExportError, match=r"has 0\.0 GB free. Use"):
         make_the_plan(options)
 
 
 def test_the_tokens_that_are_proposed_instead_do_fit(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10**15}))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 2 * 10**9}))
     large = replace(options, num_tokens=50_000_000)
-    limit = make_the_plan(large).bytes_on_disk / 2e9
     with pytest.raises(ExportError) as refused:
-        make_the_plan(replace(large, disk_limit=limit))
+        make_the_plan(large)
     found = re.search(r"--tokens (\d+k)", str(refused.value))
     assert found
-    make_the_plan(replace(large, disk_limit=limit, num_tokens=parse_count(found[1])))
+    make_the_plan(replace(large, num_tokens=parse_count(found[1])))
 
 
 def test_too_few_layers_are_said_before_anything_is_written(options: Options) -> None:
@@ -159,31 +158,18 @@ def status(num_evaluations: int) -> TrainingStatus:
     return TrainingStatus("eagle3", 30, 60, 1, 3000, 1.25, 90.0, evaluations)
 
 
-def logged(folder: Path) -> dict[str, list[float]]:
-    """What TensorBoard reads."""
-    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    found = events.EventAccumulator(str(folder / "tensorboard"))
-    found.Reload()
-    return {name: [each.value for each in found.Scalars(name)] for name in found.Tags()["scalars"]}
-
-
-def test_lines_and_curves_show_acceptance_time_left_and_what_to_expect(tmp_path: Path) -> None:
+def test_lines_show_acceptance_time_left_and_what_to_expect() -> None:
     lines: list[str] = []
-    live = Live(tmp_path, ["A plan."], lines.append)
+    live = Live(["A plan."], lines.append)
     live.costs = Costs(check=[10.0, 10.0, 10.0], draft=[1.0, 2.0])
     live.stage("Training eagle3")
     for count in (1, 2, 3):
         live.stepped(status(count))
         live.evaluated(status(count))
-    live.close()
     assert lines[0] == "A plan."
     assert "Training eagle3" in lines
     for part in ("30 of 60", "0:01:30", "acceptance by position 50% 30%", "1.250", "1.38× with 2 draft tokens"):
         assert part in lines[-1]
-    curves = logged(tmp_path)
-    assert curves["eagle3/tokens per round"] == pytest.approx([1.6, 1.7, 1.8])
-    assert curves["eagle3/expected speed-up"][-1] == pytest.approx(1.375)
-    assert {"eagle3/loss", "eagle3/acceptance 1", "eagle3/acceptance 2"} <= {*curves}
 
 
 def written(num_tokens: int, seconds: float, **changes: Any) -> DataProgress:
@@ -196,10 +182,10 @@ def written(num_tokens: int, seconds: float, **changes: Any) -> DataProgress:
     )  # fmt: skip
 
 
-def test_what_is_kept_of_the_data_is_said_with_what_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_of_the_data_is_said_with_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_LINE_EVERY", -1.0)
     lines: list[str] = []
-    live = Live(tmp_path, [], lines.append)
+    live = Live([], lines.append)
     live.wrote(written(0, 1.0, is_asking=False, num_expected=100, seconds_left=None))
     assert "now writing prompts" in lines[-1]
     assert "time left not known yet" in lines[-1]
@@ -208,18 +194,15 @@ def test_what_is_kept_of_the_data_is_said_with_what_comes(tmp_path: Path, monkey
         assert part in lines[-1]
     live.wrote(written(400, 120.0, num_safe=400))
     assert lines[-1] == "tokens kept 400, conversations 3"
-    live.close()
-    assert logged(tmp_path)["data/tokens kept"] == [0, 300, 400]
 
 
-def test_a_line_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+def test_a_line_takes_the_place_of_the_one_before() -> None:
     lines: list[str] = []
     shown: list[str] = []
-    live = Live(tmp_path, [], lines.append, shown.append)
+    live = Live([], lines.append, shown.append)
     live.stage("Writing data")
     live.wrote(written(300, 90.0))
     live.wrote(written(400, 120.0, num_safe=400))
-    live.close()
     assert lines[-2:] == ["Writing data", "tokens kept 400, conversations 3"]
     assert [line.partition(",")[0] for line in shown] == ["", "time left 0:01:00"]
 
@@ -265,8 +248,8 @@ def press_ctrl_c() -> None:
 
 TRAINING: dict[str, Any] = {
     "recipe": "outrider distill main -o drafter", "kind": "eagle3", "steps": 100, "hours": 0.5,
-    "main_model": {"id": "org/main", "revision": "abc", "weights": "int8", "license": "apache-2.0"},
-    "prompts": {"file": "mine.txt", "license": "mit", "conversations": {"model": 30, "user": 10}},
+    "main_model": {"id": "org/main", "revision": "abc", "weights": "int8"},
+    "prompts": {"file": "mine.txt", "conversations": {"model": 30, "user": 10}},
     "hours_by_stage": {"data": 1.5, "training": 0.5}, "data_answer_tokens": 12_345, "trained_answer_tokens": 40_000,
     "held_out_acceptance_by_place": [0.61, 0.42], "held_out_tokens_per_round": 1.87,
     "prediction": {"num_draft_tokens": 2, "tokens_per_round": 1.87, "speed_up": 1.34},
@@ -276,11 +259,10 @@ TRAINING: dict[str, Any] = {
 def test_the_card_is_complete() -> None:
     text = card(TRAINING)
     front = text.split("---")[1]
-    assert 'license: "apache-2.0"' in front
     assert 'base_model: "org/main"' in front
     for part in (
-        "kind eagle3 for org/main", "revision abc", "License: apache-2.0", "12,345 tokens", "30 from the model",
-        "10 from the user", "mine.txt. License: mit", "100 steps", "0.50 hours", "data 1.50 h", "1.34 × plain decoding",
+        "kind eagle3 for org/main", "revision abc", "12,345 tokens", "30 from the model",
+        "10 from the user", "mine.txt.", "100 steps", "0.50 hours", "data 1.50 h", "1.34 × plain decoding",
         "| 61% | 42% |", "1.87", "outrider distill main -o drafter",
     ):  # fmt: skip
         assert part in text, part
@@ -292,18 +274,6 @@ def test_the_recipe_has_names_and_no_paths(tied: Path, tmp_path: Path) -> None:
     assert str(tmp_path) not in found
     assert found.startswith("outrider distill tied -o 'my drafter' --kind draft --tokens 2000 --hours 1 --seed 0")
     assert found.endswith("--prompts p.txt")
-
-
-def test_a_main_models_licence_is_found_in_its_files(tied: Path, make_gguf: Any, tmp_path: Path) -> None:
-    assert find_license(str(tied)) is None
-    named = make_gguf("licensed", tied, metadata={"general.license": "apache-2.0"})
-    assert find_license(str(named)) == "apache-2.0"
-    folder = tmp_path / "checkpoint"
-    folder.mkdir()
-    (folder / "LICENSE").write_text("Some licence\n", encoding="utf-8")
-    assert find_license(str(folder)) == "see LICENSE of the main model"
-    (folder / "README.md").write_text("---\nlicense: mit\n---\n# Model\n", encoding="utf-8")
-    assert find_license(str(folder)) == "mit"
 
 
 @pytest.fixture
@@ -360,7 +330,7 @@ def test_a_drafter_is_made_stopped_and_gone_on_with_and_drafts_losslessly(
 ) -> None:
     asked = Options(
         str(main_model), tmp_path / "drafter", source=str(make_checkpoint("six", num_hidden_layers=6, seed=3)),
-        num_layers=2, num_tokens=1500, hours=0.2, prompts=prompts, into=main_model, main_license="mit", keep_work=True,
+        num_layers=2, num_tokens=1500, hours=0.2, prompts=prompts, into=main_model, keep_work=True,
     )  # fmt: skip
     # Lines of evaluations come between Ctrl-C's handlers of two stages.
     tell = StopAt("acceptance by position", "acceptance by position")
@@ -372,7 +342,6 @@ def test_a_drafter_is_made_stopped_and_gone_on_with_and_drafts_losslessly(
     assert found.kind in ("eagle3", "draft")
     training = json.loads((asked.output / "training.json").read_text(encoding="utf-8"))
     assert [each["kind"] for each in training["trials"]] == ["eagle3", "draft"]
-    assert training["main_model"]["license"] == "mit"
     assert training["held_out_acceptance_by_place"]
     assert (tmp_path / "drafter.work").is_dir()
     check_answers(main_model, "Count from 3 to 12, please.", read_bundle(main_model).manifest.drafters[0].name)

@@ -134,6 +134,13 @@ def test_what_was_asked_before_is_not_asked_again(
     assert len(set(made)) == len(made)
 
 
+def test_what_is_late_ends_with_the_answers_that_were_begun(bundle: Bundle, tmp_path: Path) -> None:
+    written = write(tmp_path, bundle, batch_size=4, is_late=lambda: True)
+    assert 0 < written.num_tokens < RECIPE.num_tokens
+    assert 1 <= written.num_conversations <= 4
+    assert write(tmp_path, bundle, is_late=lambda: True).num_written == 0
+
+
 @pytest.mark.slow
 def test_what_was_killed_is_written_again_the_same(
     bundle: Bundle, made: tuple[Path, DataProgress], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -389,9 +396,3 @@ def test_a_model_without_a_chat_template_is_asked_the_users_prompts_alone(
     assert {each["source"] for each in asked_in(tmp_path / "few")} == {USER}
     with pytest.raises(ExportError, match=r"All prompts are used: 0 prompts"):
         write_data(tmp_path / "none", bundle, Recipe(100), batch_size=8)
-
-
-@pytest.mark.parametrize("values", [{"num_tokens": 0}, {"max_new_tokens": 3}, {"user_share": 1.5}])
-def test_a_recipe_is_checked(values: dict[str, Any]) -> None:
-    with pytest.raises(ExportError, match="The recipe asks for"):
-        Recipe(**{"num_tokens": 100} | values)

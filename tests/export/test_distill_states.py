@@ -40,7 +40,7 @@ def test_heads_start_from_layers_with_attention(name: str, tmp_path: Path) -> No
     packed = pack(weights, "fp32", tmp_path / "main" / "openvino_model.bin", lambda _: None)
     save(*build(decoder, weights, packed), tmp_path / "main" / "openvino_model.xml")
     written = ov.Core().read_model(tmp_path / "main" / "openvino_model.xml")
-    graph = MainGraph(written, len(decoder.layers), decoder.num_heads, decoder.head_size)
+    graph = MainGraph(written, Path(), len(decoder.layers), decoder.num_heads, decoder.head_size)
     found = graph.starting_layer(ATTENDING[name])
     layer = model.model.layers[ATTENDING[name]]
     queries = layer.self_attn.q_proj.weight.detach().numpy()
@@ -64,7 +64,7 @@ def test_heads_learn_from_states_and_draft_losslessly(name: str, kind: str, conv
     folder: Path = shutil.copytree(bundle.folder, tmp_path / "main")
     bundle = read_bundle(folder)
     recipe = Recipe(400, frozenset(needs_of(kind)), max_new_tokens=16)
-    write_data(tmp_path / "data", bundle, recipe, prompts=PROMPTS, batch_size=16, memory=0.1)
+    write_data(tmp_path / "data", bundle, recipe, prompts=PROMPTS, batch_size=16)
     data = Data(tmp_path / "data")
     head, config = start_head(kind, read_teacher(bundle), data)
     report = fit(head, data, num_steps=4)

@@ -1,6 +1,5 @@
 """Texts that the writer writes are the main model's, and so is all that is stored of them."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from answering import HIDDEN_SIZE, NUM_LAYERS, PROMPTS, make_bundle
 from outrider.bundle import Bundle
 from outrider.config import DeviceConfig
 from outrider.errors import DeviceError, ExportError
+from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.taps import LAST
 from outrider_distill import writer as writer_module
 from outrider_distill.data import tap_names
@@ -161,8 +161,8 @@ def test_a_text_depends_on_seed_and_number_alone(
 @pytest.mark.slow
 def test_a_smaller_cache_makes_texts_wait(writer: Writer, both: tuple[Bundle, Any], tasks: list[WritingTask]) -> None:
     small = Writer(both[0], features=FEATURES, max_new_tokens=MOST, batch_size=3, device=PRECISE)
-    room = max(len(task.token_ids) for task in tasks) + MOST + small._backend.block_size
-    small._backend.allocate(room)
+    assert isinstance(small._backend, OpenVINOPaged)
+    small._backend.allocate(max(len(task.token_ids) for task in tasks) + MOST + small._backend.block_size)
     made = {text.number: text.token_ids.tolist() for text in small.write(tasks, seed=5)}
     assert made == {text.number: text.token_ids.tolist() for text in writer.write(tasks, seed=5)}
 
@@ -259,9 +259,7 @@ def test_the_fastest_batch_that_fits_is_found(both: tuple[Bundle, Any], monkeypa
         Writer(both[0], max_new_tokens=MOST, memory=15 * one)
 
 
-def test_what_cannot_be_written_is_said(
-    both: tuple[Bundle, Any], openvino_bundle: Bundle, writer: Writer, toy_onnx: Callable[[], Bundle]
-) -> None:
+def test_what_cannot_be_written_is_said(both: tuple[Bundle, Any], writer: Writer) -> None:
     with pytest.raises(ExportError, match=r"has 2,000 tokens; it needs from 1 to 1,024"):
         list(writer.write([WritingTask(0, [5] * 2000)], seed=0))
     with pytest.raises(ExportError, match="The prompt of text 7 has 0 tokens"):
@@ -270,14 +268,5 @@ def test_what_cannot_be_written_is_said(
         Writer(both[0], features=("hidden_states.9",), batch_size=1)
     with pytest.raises(ExportError, match=r"max_new_tokens=8,192 leaves no room"):
         Writer(both[0], max_new_tokens=8192, batch_size=1)
-    with pytest.raises(ExportError, match="is in onnx, and drafters are trained for models"):
-        writer_module._open(toy_onnx(), (), outrider.Config().device)
     with pytest.raises(ExportError, match="The main model has 2 layers"):
         tap_names(2)
-
-
-@pytest.fixture(scope="module")
-def toy_onnx(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Bundle]:
-    from outrider.testing import save_toy_bundle
-
-    return lambda: save_toy_bundle(tmp_path_factory.mktemp("onnx"), formats=("onnx", "onnx"))

@@ -110,11 +110,11 @@ def start_draft(
     counts: NDArray[np.int64],
     batches: Sequence[TrainingBatch],
     *,
-    num_layers: int,
+    num_layers: int | None,
     num_tokens: int | None,
     progress: Progress,
 ) -> tuple[TrainedDraftModel, Cut]:
-    """The source, cut to `num_layers` layers and the tokens that the main model says.
+    """The source, cut to `num_layers` layers (None: all) and the tokens that the main model says.
 
     counts: int64 [n], how often it says each. batches: some thousand tokens of its answers, to choose layers by.
     num_tokens: 0 for all, None for export's default with a corpus.

@@ -3,12 +3,6 @@
     cut = choose_layers(model, batches, num_layers=8, token_ids=token_ids, tell=click.echo)
     cut_layers(model, cut.kept)
 
-Two ways, and the better one of them by its KL divergence from the main model before any training:
-
-- angle: the block of consecutive layers whose input and output are closest in angle (Gromov et al. 2024, "The
-  unreasonable ineffectiveness of the deeper layers", equation 7).
-- search: one layer after the other, each time the one whose removal costs the least KL.
-
 Shapes: B rows, T tokens, h hidden size, N answer tokens to predict.
 """
 
@@ -16,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,25 +31,23 @@ _BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
 class Cut:
     """The layers that stay, ascending, and what leaving out the others does to the model."""
 
-    method: str  # "angle" or "search"
     kept: tuple[int, ...]
-    angle: float  # between input and output of what is left out, in half turns: the sum over its blocks
     kl: float  # nats a token, from the main model's likeliest tokens
 
     def __str__(self) -> str:
         kept = ", ".join(map(str, self.kept))
-        return f"layers by {self.method}: {kept} (angle {self.angle:.3f}, KL {self.kl:.3f})"
+        return f"layers that stay: {kept} (KL {self.kl:.3f})"
 
 
 def choose_layers(
     model: Any,
     batches: Sequence[TrainingBatch],
-    num_layers: int,
+    num_layers: int | None,
     *,
     token_ids: Any = None,
     tell: Callable[[str], None] = print,
 ) -> Cut:
-    """The better cut of `model` to `num_layers` layers; says both, as soon as they are known.
+    """The cut of `model` to `num_layers` layers, None for all, with least KL divergence from the main model.
 
     The search takes some four times the square of the model's number of layers, in passes of one layer.
 
@@ -67,6 +58,8 @@ def choose_layers(
         OptionError: if the model does not have more layers.
     """
     total = len(decoder_of(model).layers)
+    if num_layers is None:
+        return Cut(tuple(range(total)), 0.0)
     if not 0 < num_layers < total:
         raise OptionError(
             f"layers={num_layers} cannot be cut out of a model with {total}. Choose from 1 to {total - 1}."
@@ -74,11 +67,10 @@ def choose_layers(
     model.eval()
     with torch.no_grad():
         walks = [Walk(model, batch, token_ids) for batch in batches]
-        cuts = [_cut("angle", by_angle(walks, total - num_layers), walks)]
-        tell(str(cuts[0]))
-        cuts.append(_cut("search", by_search(walks, num_layers, tell), walks))
-        tell(str(cuts[1]))
-    return min(cuts, key=lambda cut: cut.kl)
+        kept = by_search(walks, num_layers, tell)
+        cut = Cut(kept, _mean_kl(walks, [_run(walk, kept, walk.states[0]) for walk in walks]))
+    tell(str(cut))
+    return cut
 
 
 def cut_layers(model: Any, kept: Sequence[int]) -> None:
@@ -158,18 +150,6 @@ class Walk:
         log_probs = logits_of(self._model, hidden, self._token_ids).float().log_softmax(-1)
         return float(kl_of_top(log_probs, self._targets, self._columns).sum()), len(hidden)
 
-    def angles(self, begin: int, end: int) -> Any:
-        """float32 [N]: half turns between the inputs of layers `begin` and `end`, at tokens to predict from."""
-        first, last = (self.states[i][self.predicting].float() for i in (begin, end))
-        return torch.nn.functional.cosine_similarity(first, last, dim=-1).clamp(-1, 1).arccos() / torch.pi
-
-
-def by_angle(walks: Sequence[Walk], num_out: int) -> tuple[int, ...]:
-    """The layers that stay when the block of `num_out` layers that turns states least is left out."""
-    total = len(walks[0].states) - 1
-    begin = min(range(total - num_out + 1), key=lambda i: angle_of(walks, i, i + num_out))
-    return tuple(i for i in range(total) if not begin <= i < begin + num_out)
-
 
 def by_search(walks: Sequence[Walk], num_layers: int, tell: Callable[[str], None]) -> tuple[int, ...]:
     """The layers that stay when the one that is missed least is left out, again and again.
@@ -200,18 +180,6 @@ def by_search(walks: Sequence[Walk], num_layers: int, tell: Callable[[str], None
                 states.append(walk.step(index, states[-1]))
             del states[len(kept) :]
     return tuple(kept)
-
-
-def angle_of(walks: Sequence[Walk], begin: int, end: int) -> float:
-    """The mean angle between the input of layer `begin` and that of `end`, in half turns."""
-    return float(torch.cat([walk.angles(begin, end) for walk in walks]).mean())
-
-
-def _cut(method: str, kept: tuple[int, ...], walks: Sequence[Walk]) -> Cut:
-    ends = [_run(walk, kept, walk.states[0]) for walk in walks]
-    edges = [-1, *kept, len(walks[0].states) - 1]
-    angle = sum(angle_of(walks, before + 1, after) for before, after in pairwise(edges) if after > before + 1)
-    return Cut(method, kept, angle, _mean_kl(walks, ends))
 
 
 def _run(walk: Walk, layers: Sequence[int], state: Any) -> Any:

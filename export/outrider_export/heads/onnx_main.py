@@ -18,7 +18,7 @@ from outrider_export.onnx.inputs import rename
 from outrider_export.onnx.matrices import dequantise
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     import onnxruntime as ort
@@ -106,28 +106,47 @@ def share(
     head.check_features(found, geometry.num_layers)
     made: dict[str, NDArray[np.float32]] = {}
     if head.uses_main_embedding:
-        node, i = found[after_layers(0)]
-        made[EMBEDDING] = _embedding(weights, node.output[i], geometry)
+        made[EMBEDDING] = embedding_of(weights, geometry.logits_width, geometry.hidden_size)
     if head.uses_main_matrix:
-        made[MATRIX] = _output_matrix(weights, token_ids)
-    add_outputs(weights.model, found, head.features, geometry.hidden_size)
-    content = weights.model.SerializeToString()
-    path.unlink()  # it may be a link to the old bundle's
-    path.write_bytes(content)
+        made[MATRIX] = output_matrix_of(weights, token_ids)
+    _add_outputs_to(path, weights.model, found, head.features, geometry.hidden_size)
     return made
 
 
-def _embedding(weights: OnnxWeights, name: str, geometry: Geometry) -> NDArray[np.float32]:
-    """The value `name` of the graph for each token, scaled as the main model does: float32 [logits width, hidden]."""
-    made = np.empty((geometry.logits_width, geometry.hidden_size), dtype=np.float32)
-    part = _part(weights, ["input_ids"], name)
+def tap(path: Path, names: Sequence[str], width: int) -> None:
+    """Make outputs of a model's hidden states of this width, in its file.
+
+    Raises:
+        ExportError: when one is not found.
+    """
+    model = load(path)
+    found = hidden_states_of(model)
+    if missing := [name for name in names if name not in found]:
+        raise ExportError(f"{path} has no hidden state {missing[0]!r} that is found in its graph. {EXPORT_IT}")
+    _add_outputs_to(path, model, found, names, width)
+
+
+def _add_outputs_to(path: Path, model: Any, found: dict[str, Place], names: Iterable[str], width: int) -> None:
+    """`add_outputs`, in the file."""
+    add_outputs(model, found, names, width)
+    content = model.SerializeToString()
+    path.unlink()  # it may be a link to the old bundle's
+    path.write_bytes(content)
+
+
+def embedding_of(weights: OnnxWeights, count: int, width: int) -> NDArray[np.float32]:
+    """What the first layer reads for each of so many tokens, float32 [count, width]."""
+    node, i = hidden_states_of(weights.model)[after_layers(0)]
+    name = node.output[i]
+    made = np.empty((count, width), dtype=np.float32)
+    part = part_of(weights, ["input_ids"], name)
     for begin in range(0, len(made), _PIECE):
         token_ids = np.arange(begin, min(begin + _PIECE, len(made)), dtype=np.int64)
         made[begin : begin + _PIECE] = part.run(None, {"input_ids": token_ids[None]})[0][0]
     return made
 
 
-def _output_matrix(weights: OnnxWeights, token_ids: NDArray[np.int32] | None) -> NDArray[np.float32]:
+def output_matrix_of(weights: OnnxWeights, token_ids: NDArray[np.int32] | None) -> NDArray[np.float32]:
     """Rows of the output matrix, float32 [rows, hidden]."""
     head = find_head(weights.model.graph)
     if head.op_type == "MatMulNBits":
@@ -137,13 +156,13 @@ def _output_matrix(weights: OnnxWeights, token_ids: NDArray[np.int32] | None) ->
             f"The main model's output matrix is read by {head.op_type}, as it cannot be here. {EXPORT_IT}"
         )
     name = head.input[1]
-    matrix = weights.read(name) if name in weights else _part(weights, [], name).run(None, {})[0]
+    matrix = weights.read(name) if name in weights else part_of(weights, [], name).run(None, {})[0]
     rows = matrix if any(each.name == "transB" and each.i for each in head.attribute) else matrix.T
     return np.ascontiguousarray(rows if token_ids is None else rows[token_ids], dtype=np.float32)
 
 
-def _part(weights: OnnxWeights, inputs: list[str], output: str) -> ort.InferenceSession:
-    """The part of a model that makes one value, ready to run.
+def part_of(weights: OnnxWeights, inputs: list[str], output: str) -> ort.InferenceSession:
+    """The part of a model that makes one value of others, ready to run.
 
     Raises:
         ExportError: when it needs other inputs.
@@ -153,7 +172,8 @@ def _part(weights: OnnxWeights, inputs: list[str], output: str) -> ort.Inference
     from onnx.utils import Extractor
 
     extractor = Extractor(weights.model)
-    extractor.value_infos.setdefault(output, helper.make_tensor_value_info(output, FLOAT, None))
+    for name in (*inputs, output):
+        extractor.value_infos.setdefault(name, helper.make_tensor_value_info(name, FLOAT, None))
     options = ort.SessionOptions()
     options.log_severity_level = 4  # errors are raised instead
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # it runs once

@@ -235,19 +235,19 @@ class OnnxRuntime(SequentialBackend):
             # Padding has the last token's position: the model's context may end there.
             positions = np.arange(slot.length, slot.length + padded, dtype=np.int64)
             inputs["position_ids"] = np.minimum(positions, slot.length + count - 1)[None]
-        names = tuple(name for name in chunk.features if name in self._widths)
-        hidden = [np.empty((padded, self._widths[name]), dtype=np.float32) for name in names]
-        binding = slot.binding(names)
+        names = tuple(name for name in chunk.features if name in self._widths)  # of 6 layers, the third stands twice
+        hidden = {name: np.empty((padded, self._widths[name]), dtype=np.float32) for name in names}
+        binding = slot.binding(tuple(hidden))
         for name, values in inputs.items():
             binding.bind_input(name, "cpu", 0, np.int64, values.shape, values.ctypes.data)
-        for name, values in zip(("logits", *names), (rows, *hidden), strict=True):
+        for name, values in {"logits": rows, **hidden}.items():
             binding.bind_output(name, "cpu", 0, values.dtype, (1, *values.shape), values.ctypes.data)
         try:
             self._session.run_with_iobinding(binding)
         except RuntimeError as error:
             raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
         slot.record(chunk.token_ids)
-        return [values[:count] for values in hidden]
+        return [hidden[name][:count] for name in names]
 
     def _check_in_place(self) -> None:
         """Validate, with two small calls, that the device updates the cache in the buffers that were bound.
