@@ -34,8 +34,8 @@ class OnnxGraph:
     def __init__(self, path: Path, geometry: Geometry) -> None:
         self._weights, self._geometry = OnnxWeights(load(path), path.parent), geometry
         self._nodes = {node.name: node for node in self._weights.model.graph.node}
-        self._widths: dict[int, int] = {}
-        if not {*self._read_names()} <= {*self._nodes}:
+        last = geometry.num_layers - 1
+        if not {FINAL_NORM, *(f"{layer_name(last, name)}/product" for name in NAMES[3:])} <= {*self._nodes}:
             raise ExportError(
                 f"{path} has other names than 'outrider export' gives, so no drafter can be trained for its hidden "
                 "states. Export the model from its checkpoint: outrider export MODEL."
@@ -88,10 +88,6 @@ class OnnxGraph:
 
     def _product(self, name: str) -> bool:
         return f"{name}/product" in self._nodes
-
-    def _read_names(self) -> list[str]:
-        last = self._geometry.num_layers - 1
-        return [FINAL_NORM, *(f"{layer_name(last, name)}/product" for name in NAMES[3:])]
 
     def _matrix(self, product: str, width: int, rows: dict[str, slice]) -> dict[str, Array]:
         """The matrix of a product, [out, width] in these rows, and its biases."""

@@ -211,8 +211,7 @@ class _Run:
             self._stored(f"trial-{each.name}", DistillTrial, partial(self._try, each, budget)) for each in candidates
         ]
         self._live.table(table(self.trials, self._hours_left))
-        best = choose(self.trials, self._hours_left)
-        return candidates[self.trials.index(best)]
+        return candidates[self.trials.index(choose(self.trials, self._hours_left))]
 
     def train(self, candidate: DistillCandidate) -> tuple[Any, dict[str, Any]]:
         """The trained drafter, and what training.json says of it."""
