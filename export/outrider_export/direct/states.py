@@ -188,9 +188,6 @@ STATES: dict[str, Callable[[Mapping[str, Any]], State]] = {
     "linear_attention": GatedDeltaNet.of,
     "mamba": SelectiveSSM.of,
 }
-STATE_KINDS = {  # in `layer_types`, by our names
-    ShortConvolution.kind: "conv", GatedDeltaNet.kind: "linear_attention", SelectiveSSM.kind: "mamba",
-}  # fmt: skip
 _MOST_COLUMNS = 64  # of a convolution; published models have 3 or 4
 
 
