@@ -65,6 +65,8 @@ def improve(
             )  # fmt: skip
         except Stopped as stop:
             err.print(f"Stopped. {stop}")
+            if others.is_over:
+                return
             raise KeyboardInterrupt from None
     _print(bundle, found, as_json)
 

@@ -40,10 +40,15 @@ class Others:
         self._end, self._next = clock() + 3600 * hours, clock() + _LOOK_EVERY
         self._ticks = _ticks()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the hours are."""
+        return self._clock() > self._end
+
     def wait(self, stopped: Stopping) -> float:
         """Call this between two steps. Returns the seconds that it has waited."""
         now = began = self._clock()
-        if began > self._end:
+        if self.is_over:
             stopped.stop()
         if not self._looks or began < self._next:
             return 0.0

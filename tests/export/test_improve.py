@@ -158,7 +158,8 @@ def test_it_waits_while_others_need_the_machine(
     assert lines == ([told] if told else [])
     now[0] += 3600
     others.wait(stopped)
-    assert stopped()  # the hours are over
+    assert others.is_over
+    assert stopped()
 
 
 @pytest.fixture(scope="module")
