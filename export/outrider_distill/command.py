@@ -47,7 +47,7 @@ def distill(main: str, output: str, num_tokens: str, into: str | None, as_json: 
 
     MAIN is a bundle, a checkpoint folder, a .gguf file or a hub id. It answers your prompts and prompts that it
     generates itself, and the drafter learns to predict the answers. All files are in the folder OUTPUT.work until the
-    end, with logs for TensorBoard. Run the same command again to continue after Ctrl-C or a kill.
+    end. Run the same command again to continue after Ctrl-C or a kill.
     """
     with needs("Training needs packages that are not installed", "distill", ExportError):
         from outrider_distill.plan import Options, parse_count
