@@ -27,6 +27,13 @@ def _threshold(name: str, default: str, says: str) -> Callable[[Callable[..., An
     return click.option(name, metavar="X|none", default=default, callback=_number_or_none, help=described)
 
 
+# Options of `Engine.transcribe` that are handed on as they are.
+_ASKED = (
+    "language", "task", "without_timestamps", "compression_ratio_threshold", "logprob_threshold", "no_speech_threshold",
+    "condition_on_previous_text",
+)  # fmt: skip
+
+
 @click.command()
 @model_argument
 @click.argument("file")
@@ -52,14 +59,7 @@ def transcribe(
     draft: str | None,
     file: str,
     temperature_increment_on_fallback: float | None,
-    language: str | None,
-    task: str | None,
     timestamps: bool,
-    without_timestamps: bool,
-    compression_ratio_threshold: float | None,
-    logprob_threshold: float | None,
-    no_speech_threshold: float | None,
-    condition_on_previous_text: bool,
     trace: str | None,
     as_json: bool,
     **options: Any,
@@ -70,22 +70,12 @@ def transcribe(
     where the last complete segment ended. A window whose text fails is decoded again at higher temperatures. WAV files
     of 16,000 samples per second are read as they are; others need the extra "audio".
     """
+    asked = {name: options.pop(name) for name in _ASKED}
     config = read_options(options)
     temperature = _temperatures(config.generation.temperature, temperature_increment_on_fallback)
     engine = load_model(open_model(bundle, draft, quiet=as_json, config=config), config)
     with tracing(engine, trace):
-        found = engine.transcribe(
-            file,
-            language=language,
-            task=task,
-            timestamps=timestamps,
-            without_timestamps=without_timestamps,
-            temperature=temperature,
-            compression_ratio_threshold=compression_ratio_threshold,
-            logprob_threshold=logprob_threshold,
-            no_speech_threshold=no_speech_threshold,
-            condition_on_previous_text=condition_on_previous_text,
-        )
+        found = engine.transcribe(file, timestamps=timestamps, temperature=temperature, **asked)
     if as_json:
         print_json(found.as_dict())
     elif timestamps:

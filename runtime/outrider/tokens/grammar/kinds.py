@@ -14,8 +14,7 @@ from outrider.tokens.grammar.limits import (
     CHEAP_CHARACTERS,
     is_cheap_grammar,
     is_cheap_pattern,
-    is_cheap_schema,
-    is_cheap_tools,
+    is_cheap_schemas,
 )
 from outrider.tokens.grammar.schemas import with_real_dates
 
@@ -65,7 +64,7 @@ def _compile_grammar(text: str, tokenizer: LLTokenizer) -> str:
 KINDS = {
     "json_schema": GrammarKind(
         _read_schema,
-        is_cheap_schema,
+        is_cheap_schemas,
         _compile_schema,
         "Leave out what is not implemented, or express it in another way.",
     ),
@@ -83,7 +82,7 @@ KINDS = {
     ),
     "tools": GrammarKind(
         str,
-        is_cheap_tools,
+        is_cheap_schemas,
         _compile_grammar,
         "Give each function's parameters as a JSON schema.",
         is_shown=False,

@@ -7,7 +7,7 @@ so many levels.
 
 from __future__ import annotations
 
-import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -64,11 +64,10 @@ _CHEAP_MULTIPLE = 10_000  # all multipleOf together, without the decimal points:
 _CHEAP_PATTERNS = 8  # patterns and formats of a schema, which may be intersected through references
 
 _COUNTED = re.compile(r"\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}")
-_LENGTHS = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
-_COMBINES = {"allOf", "patternProperties", "x-guidance"}  # intersections, and grammars within schemas
-_OF_SCHEMAS = re.compile(
-    r'"(?:allOf|pattern|patternProperties|format|multipleOf|x-guidance)"|"(?:min|max)[A-Z]\w+"\s*:\s*\d{4}'
-)
+# Of schemas: intersections, grammars within them, and large lengths; their patterns, and what numbers are multiples of.
+_DEAR = re.compile(r'"(?:allOf|patternProperties|x-guidance)"|"(?:min|max)[A-Z]\w+"\s*:\s*(?:\d{4}|[\d.]+[eE])')
+_PATTERN = re.compile(r'"pattern"\s*:\s*"((?:[^"\\]|\\.)*)"')
+_MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([\d.eE+-]+)')
 
 
 def is_cheap_pattern(text: str) -> bool:
@@ -88,28 +87,18 @@ def _num_copies(text: str, nested: bool = True) -> int:
     return copies * longest
 
 
-def is_cheap_schema(text: str) -> bool:
-    """Whether a JSON schema is certain to compile at once and in little memory."""
-    try:
-        schema = json.loads(text)
-    except (ValueError, RecursionError):
-        return True  # refused without compiling it
-    patterns, multiple = 0, 1
-    for key, value in entries_of(schema):
-        if key in _COMBINES:
-            return False
-        if key in _LENGTHS and isinstance(value, int | float) and value > _CHEAP_LENGTH:
-            return False
-        if key == "multipleOf":
-            digits = str(value).replace(".", "")[:9]
-            multiple *= max(1, int(digits)) if digits.isdecimal() else _CHEAP_MULTIPLE + 1
-            if multiple > _CHEAP_MULTIPLE:
-                return False
-        if key in ("pattern", "format") and isinstance(value, str):
-            patterns += 1
-            if patterns > _CHEAP_PATTERNS or (key == "pattern" and not is_cheap_pattern(value)):
-                return False
-    return True
+def is_cheap_schemas(text: str) -> bool:
+    """Whether a JSON schema, or a grammar for tools with some, is certain to compile at once and in little memory."""
+    patterns = _PATTERN.findall(text)
+    digits = [each.replace(".", "")[:9] for each in _MULTIPLE.findall(text)]
+    multiple = math.prod(max(1, int(each)) if each.isdecimal() else _CHEAP_MULTIPLE + 1 for each in digits)
+    return (
+        not _DEAR.search(text)
+        and multiple <= _CHEAP_MULTIPLE
+        and len(patterns) + text.count('"format"') <= _CHEAP_PATTERNS
+        and all(map(is_cheap_pattern, patterns))
+        and _num_copies(text, nested=False) <= _CHEAP_LENGTH
+    )
 
 
 def is_cheap_grammar(text: str) -> bool:
@@ -117,8 +106,3 @@ def is_cheap_grammar(text: str) -> bool:
     if is_gbnf(text):
         return len(text) <= _CHEAP_GBNF_CHARACTERS and _num_copies(text) <= _CHEAP_LENGTH
     return len(text) <= _CHEAP_COPIES // 10 and not set("&~%") & set(text) and _num_copies(text) <= _CHEAP_LENGTH
-
-
-def is_cheap_tools(text: str) -> bool:
-    """Whether a grammar for tools is certain to compile at once and in little memory."""
-    return not _OF_SCHEMAS.search(text) and _num_copies(text, nested=False) <= _CHEAP_LENGTH
