@@ -29,7 +29,8 @@ class Device:
         self._wait(calls)
         self.calls_end.wait(60)
         if calls.graph is self.failing:
-            raise calls.graph.failed(RuntimeError("of the test's"))
+            with calls.graph.calling(begins=False):
+                raise RuntimeError("of the test's")
 
 
 def test_a_model_whose_device_failed_is_loaded_again(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:

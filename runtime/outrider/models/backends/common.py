@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.models.backends.features import WithoutFeatures
+from outrider.models.backends.infer_calls import GraphState
+from outrider.models.kv import Prefixes
 from outrider.types import Capabilities, Chunk, Exactness, Logits, LogitsRow, RowCost, RowRule
 
 
@@ -28,11 +30,17 @@ class MeasuredBackend:
     can_divide = False
     few_rows_differ = False
     can: Capabilities
+    graph: GraphState | None = None  # of calls that leave something where they fail
 
     @property
     def has_failed(self) -> bool:
-        """False: a failed call leaves nothing."""
-        return False
+        """Whether a call has failed, and the model has to be loaded again."""
+        return self.graph is not None and self.graph.has_failed
+
+    @property
+    def prefixes(self) -> Prefixes | None:
+        """The prefix cache as `PrefixStore` uses it; None: it cannot be saved."""
+        return None
 
     @property
     def separate_rules(self) -> Sequence[RowRule]:

@@ -84,6 +84,7 @@ class EncoderDecoder(SequentialBackend):
 
     runtime = "OpenVINO"
     cache_precision = "f32"
+    graph: GraphState
 
     def __init__(
         self,
@@ -118,8 +119,8 @@ class EncoderDecoder(SequentialBackend):
         except (RuntimeError, TypeError) as error:
             raise compile_error(core, device, model_path.parent.name, error) from error
         self._request = self._compiled.create_infer_request()
-        self._graph = GraphState(device)
-        self.encoder = Encoder(core, encoder_path, model_path, encoder, device, hints, self._graph)
+        self.graph = GraphState(device)
+        self.encoder = Encoder(core, encoder_path, model_path, encoder, device, hints, self.graph)
         self.device, self.vocab_size = device, vocab_size
         self.logits_width: int = self._compiled.output("logits").get_partial_shape()[2].get_length()
         self.precision = name_of(self._compiled.get_property("INFERENCE_PRECISION_HINT"))
@@ -152,16 +153,6 @@ class EncoderDecoder(SequentialBackend):
     def max_tokens(self) -> int:
         """Most tokens of one sequence, beside the longest source."""
         return max(self._num_tokens - self.encoder.entry.context_length - self.num_spare, 0)
-
-    @property
-    def prefixes(self) -> None:
-        """None: its prefixes cannot be saved."""
-        return
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether a call has failed: the model has to be loaded again."""
-        return self._graph.has_failed
 
     @property
     def cache(self) -> CacheUse:
@@ -256,11 +247,8 @@ class EncoderDecoder(SequentialBackend):
             **{name: buffer[: slot.length] for name, buffer in slot.past.items()},
             **slot.cross.arrays,
         }
-        self._graph.check()
-        try:
+        with self.graph.calling():
             made = self._request.infer(inputs, share_inputs=True, share_outputs=True)
-        except RuntimeError as error:
-            raise self._graph.failed(error) from error
         end = slot.length + count
         for name, buffer in slot.past.items():
             buffer[slot.length : end] = made[name.replace("past.", "new.", 1)][:count]

@@ -101,9 +101,6 @@ class Encoder:
 
     def _run(self, compiled: ov.CompiledModel, values: NDArray[Any]) -> dict[str, NDArray[np.float32]]:
         """The outputs by name, copied."""
-        self._graph.check()
-        try:
+        with self._graph.calling():
             made = compiled(np.ascontiguousarray(values))
-        except RuntimeError as error:
-            raise self._graph.failed(error) from error
         return {port.get_any_name(): np.array(array, dtype=np.float32) for port, array in made.items()}

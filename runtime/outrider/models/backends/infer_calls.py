@@ -7,6 +7,8 @@ fails half-way leaves the same: `GraphState` refuses those after it.
 """
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import openvino as ov
 
@@ -24,18 +26,22 @@ class GraphState:
         """Whether a call has failed."""
         return bool(self._reason)
 
-    def check(self) -> None:
-        """Raise DeviceError if a call has failed."""
-        if self._reason:
+    @contextmanager
+    def calling(self, *, begins: bool = True) -> Iterator[None]:
+        """A block that makes a call, or only waits for one unless it `begins`. Raises DeviceError if that fails.
+
+        No call begins after one that has failed.
+        """
+        if self._reason and begins:
             raise DeviceError(
                 f"{self._device} failed in an earlier call ({self._reason}), after which its results may be wrong. "
                 "Load the model again."
             )
-
-    def failed(self, error: Exception) -> DeviceError:
-        """Note that a call has failed. Returns the error to raise."""
-        self._reason = self._reason or one_line(error)
-        return DeviceError(f"{self._device} failed: {one_line(error)}")
+        try:
+            yield
+        except RuntimeError as error:
+            self._reason = self._reason or one_line(error)
+            raise DeviceError(f"{self._device} failed: {one_line(error)}") from error
 
 
 class InferCalls:
@@ -72,15 +78,10 @@ class InferCalls:
 
     def start(self) -> None:
         """Start a call, or raise DeviceError."""
-        self.graph.check()
-        try:
+        with self.graph.calling():
             self._request.start_async()
-        except RuntimeError as error:
-            raise self.graph.failed(error) from error
 
     def wait(self) -> None:
         """Wait for the running call; raises as `Pending.wait`."""
-        try:
+        with self.graph.calling(begins=False):
             self._request.wait()
-        except RuntimeError as error:
-            raise self.graph.failed(error) from error

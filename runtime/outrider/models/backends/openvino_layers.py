@@ -58,7 +58,7 @@ class OpenVINOLayers(OpenVINOSharing):
         if main.segments is None:
             raise ValueError("the model is not cut into segments")
         compiled = main.segments.only(self.layers)
-        self._begin(main.core, compiled, main.device, main.vocab_size, adapters=main.adapters, graph=main._calls.graph)
+        self._begin(main.core, compiled, main.device, main.vocab_size, adapters=main.adapters, graph=main.graph)
 
     @property
     def fingerprint(self) -> dict[str, str]:

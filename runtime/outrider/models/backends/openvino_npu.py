@@ -56,6 +56,7 @@ class OpenVINONpu(MeasuredBackend):
     """
 
     runtime = "OpenVINO NPUW"
+    graph: GraphState
 
     def __init__(
         self,
@@ -91,7 +92,8 @@ class OpenVINONpu(MeasuredBackend):
         self._states = {state.name: state for state in self._request.query_state()}
         self._continues = bool(self._compiled.get_property("NPUW_LLM_CONTINUOUS_PREFILL_SUPPORTED"))
         self.vocab_size = vocab_size
-        self._calls = InferCalls(self._request, GraphState(self.device))
+        self.graph = GraphState(self.device)
+        self._calls = InferCalls(self._request, self.graph)
         self._max_tokens = 0
         self._counts = PrefixCounts()
         self._open: WindowSlot | None = None
@@ -144,16 +146,6 @@ class OpenVINONpu(MeasuredBackend):
     def max_tokens(self) -> int:
         """Most tokens of one sequence."""
         return self._max_tokens
-
-    @property
-    def prefixes(self) -> None:
-        """None: its prefixes cannot be saved."""
-        return
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether a call has failed: the model has to be loaded again."""
-        return self._calls.graph.has_failed
 
     @property
     def cache(self) -> CacheUse:
@@ -272,7 +264,8 @@ class OpenVINONpu(MeasuredBackend):
             return
         begin = self._reuse_prefix(slot, min(slot.num_read, end - 1))
         self._set(slot.token_ids[begin:end], begin, np.ones((1, end), dtype=np.int64))
-        self._call(self._request.infer)
+        with self.graph.calling():
+            self._request.infer()
         slot.num_stored = slot.num_read = self._prefilled = end
         self._prompt, self._scope = slot.token_ids[:end], slot.scope
 
@@ -315,14 +308,14 @@ class OpenVINONpu(MeasuredBackend):
         mask = np.zeros((1, past + count), dtype=np.int64)
         mask[0, :begin] = 1
         self._set(tokens + [0] * (count - len(tokens)), begin, mask)
-        self._call(self._request.start_async)
+        self._calls.start()
         self._prefilled = None
         del self._prompt[begin:]  # overwritten
         window.slot.num_read = min(window.slot.num_read, begin)
 
     def _finish_window(self, window: Window) -> list[NDArray[Any]]:
         """The wanted rows, in the device's memory."""
-        self._call(self._request.wait)
+        self._calls.wait()
         logits = self._request.get_tensor("logits").data[0]
         end = self.sizes.window_end(window.begin)  # the position after the last row
         return [logits[position - end] for position in range(window.first, window.end)]
@@ -333,10 +326,3 @@ class OpenVINONpu(MeasuredBackend):
         self._request.set_tensor("position_ids", ov.Tensor(positions))
         self._request.set_tensor("attention_mask", ov.Tensor(mask))
         self._request.set_tensor("beam_idx", ov.Tensor(np.zeros(1, dtype=np.int32)))
-
-    def _call(self, function: Any) -> None:
-        self._calls.graph.check()
-        try:
-            function()
-        except RuntimeError as error:
-            raise self._calls.graph.failed(error) from error

@@ -136,7 +136,8 @@ class OpenVINOPaged(MeasuredBackend):
         self.device, self.vocab_size = device, vocab_size
         self.logits_width: int = compiled.output("logits").get_partial_shape()[2].get_length()
         self._request = compiled.create_infer_request()
-        self._calls = InferCalls(self._request, graph or GraphState(device))
+        self.graph = graph or GraphState(device)
+        self._calls = InferCalls(self._request, self.graph)
         self._outputs = Outputs(self._request, vocab_size, features)
         self._hidden_width = input_width(compiled, HIDDEN_IN)  # of the hidden states that it reads
         self._embeds_width = input_width(compiled, EMBEDS)  # of the embeddings that it reads instead of tokens
@@ -190,11 +191,6 @@ class OpenVINOPaged(MeasuredBackend):
         adapters = {"adapters": str(self.adapters.shapes)} if self.adapters else {}
         columns = {"columns": str(self.columns)} if self.columns else {}
         return found | cuts | adapters | columns | {"cache": self.cache_precision}
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether a call has failed: the model has to be loaded again."""
-        return self._calls.graph.has_failed
 
     @property
     def segments(self) -> Segments | None:
