@@ -25,9 +25,8 @@ from typing import IO, TypeVar, cast
 
 import msgspec
 
-from outrider.system.memory import memory_in_use
 from outrider.system.processes import child_command, child_environment
-from outrider.system.watch import LimitWatch, limit_processor_time
+from outrider.system.watch import LimitWatch, limit_processor_time, memory_in_use
 
 POLL_SECONDS = 0.05  # seconds between two looks whether the client has left
 _START_SECONDS = 120.0  # seconds that a process may take to be ready

@@ -138,26 +138,6 @@ def use_large_pages(addresses: range) -> None:
         raise OSError(ctypes.get_errno(), "memory is not moved")
 
 
-def memory_in_use(*, mapped: bool = True) -> int:
-    """Bytes of memory that this process occupies; on macOS the most that it has occupied.
-
-    mapped: on Linux, pages of mapped files, which vary, are counted, too.
-    """
-    if sys.platform == "win32":
-        counters = (ctypes.c_size_t * 9)()  # PROCESS_MEMORY_COUNTERS; the first is two numbers of 4 bytes
-        kernel = getattr(ctypes, "windll").kernel32  # noqa: B009
-        kernel.GetCurrentProcess.restype = ctypes.c_void_p
-        kernel.K32GetProcessMemoryInfo.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32)
-        size = ctypes.sizeof(counters)
-        return int(counters[2]) if kernel.K32GetProcessMemoryInfo(kernel.GetCurrentProcess(), counters, size) else 0
-    if sys.platform == "linux":
-        resident, shared = map(int, Path("/proc/self/statm").read_text(encoding="ascii").split()[1:3])
-        return (resident if mapped else resident - shared) * os.sysconf("SC_PAGE_SIZE")
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
 def return_large_buffers() -> None:
     """Have this process return buffers of 4 MB and more to the system as soon as they are freed.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import sys
@@ -10,8 +11,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock, Thread
-
-from outrider.system.memory import memory_in_use
 
 _POLL_SECONDS = 0.01  # seconds between two looks at the time and the memory
 
@@ -56,6 +55,22 @@ class LimitWatch:
                         self._exceeded(beyond, self.most)
                     finally:  # the parent may be gone
                         os._exit(0)
+
+
+def memory_in_use() -> int:
+    """Bytes of memory that this process occupies; on macOS the most that it has occupied."""
+    if sys.platform == "win32":
+        counters = (ctypes.c_size_t * 9)()  # PROCESS_MEMORY_COUNTERS; the first is two numbers of 4 bytes
+        kernel = getattr(ctypes, "windll").kernel32  # noqa: B009
+        kernel.GetCurrentProcess.restype = ctypes.c_void_p
+        kernel.K32GetProcessMemoryInfo.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32)
+        size = ctypes.sizeof(counters)
+        return int(counters[2]) if kernel.K32GetProcessMemoryInfo(kernel.GetCurrentProcess(), counters, size) else 0
+    if sys.platform == "linux":
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def limit_address_space(memory: int) -> None:
