@@ -75,6 +75,7 @@ def improve(
         kind = json.loads((drafter / "training.json").read_text(encoding="utf-8"))["kind"]
         if not work.new.exists():
             build(bundle, drafter, kind, work.new, progress)
+        wait(Stopping())
         tell("Measuring answers to prompts that were not trained on, with and without it: ten minutes at most")
         results = measure(bundle, work.new, read_prompts(work.held_out), work.folder / "measured")
         return work.end(ImproveRound(begun.number, kind, *judge(results)))

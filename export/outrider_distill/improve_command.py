@@ -57,7 +57,8 @@ def improve(
         return
     lower_priority()
     with terminable(), Bars(quiet=as_json) as bars:
-        others = Others(bars.note, hours or math.inf, looks=not no_wait)
+        # A new round is planned for its hours, and ends a little later: what is loaded is not among them.
+        others = Others(bars.note, hours if hours and work.is_begun else math.inf, looks=not no_wait)
         try:
             found = improve_bundle(
                 work.path, prompts=prompts, hours=hours or 8.0, progress=bars, tell=bars.note, status=bars.status,

@@ -79,6 +79,7 @@ class ImproveWork:
         self.path = path.absolute()
         self.folder = self.path.with_name(self.path.name + ".improve")
         self.new, self._begun = self.folder / "new", self.folder / "begun.json"
+        self.is_begun = self._begun.exists()
         self.prompts, self.held_out = self.folder / "prompts.jsonl", self.folder / "held-out.jsonl"
         if not self.folder.exists():
             read_bundle(self.path)  # there is one

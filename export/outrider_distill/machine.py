@@ -32,22 +32,19 @@ class Others:
     and whether there is power; elsewhere low priority has to do.
     """
 
-    def __init__(
-        self, tell: Callable[[str], None], hours: float = math.inf, *, looks: bool = True,
-        clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
-    ) -> None:  # fmt: skip
-        self._tell, self._looks, self._clock, self._sleep = tell, looks, clock, sleep
-        self._end, self._next = clock() + 3600 * hours, clock() + _LOOK_EVERY
+    def __init__(self, tell: Callable[[str], None], hours: float = math.inf, *, looks: bool = True) -> None:
+        self._tell, self._looks, now = tell, looks, time.monotonic()
+        self._end, self._next = now + 3600 * hours, now + _LOOK_EVERY
         self._ticks = _ticks()
 
     @property
     def is_over(self) -> bool:
         """Whether the hours are."""
-        return self._clock() > self._end
+        return time.monotonic() > self._end
 
     def wait(self, stopped: Stopping) -> float:
         """Call this between two steps. Returns the seconds that it has waited."""
-        now = began = self._clock()
+        now = began = time.monotonic()
         if self.is_over:
             stopped.stop()
         if not self._looks or began < self._next:
@@ -55,8 +52,8 @@ class Others:
         while not stopped() and (reason := self._reason()):
             if now == began:
                 self._tell(f"Waiting, as {reason}.")
-            self._sleep(_LOOK_EVERY)
-            now = self._clock()
+            time.sleep(_LOOK_EVERY)
+            now = time.monotonic()
         self._next, self._end = now + _LOOK_EVERY, self._end + now - began
         return now - began
 

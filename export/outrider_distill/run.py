@@ -193,7 +193,7 @@ class _Run:
             def wrote(state: DataProgress) -> None:
                 self._live.wrote(state)
                 if self._stops(stopped, clock):
-                    raise Stopped(_what_is_kept(state))
+                    raise Stopped(f"The same command continues with {state.num_safe:,} tokens of data.")
 
             state = write_data(
                 self._work / "data", self._bundle, recipe, prompts=prompts, excluded=excluded, progress=wrote,
@@ -348,12 +348,6 @@ class _Clock:
         self._stored = time.monotonic()
         self._run.hours[self._stage] = self.hours
         self._run.store("hours", self._run.hours)
-
-
-def _what_is_kept(state: DataProgress) -> str:
-    again = state.num_tokens - state.num_safe
-    kept = f"The same command continues with {state.num_safe:,} tokens of data"
-    return kept + (f"; {again:,} of the unfinished part will be generated again." if again else ".")
 
 
 def _planned_steps(kind: str, data: Data, share: float = 1.0) -> int:

@@ -7,6 +7,7 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -150,7 +151,8 @@ def test_it_waits_while_others_need_the_machine(
 
     write(0, False)
     lines: list[str] = []
-    others = Others(lines.append, 1.0, clock=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(machine, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    others = Others(lines.append, 1.0)
     now[0] = 6.0
     write(user, battery)
     stopped = Stopping()

@@ -4,7 +4,5 @@
     files.save(head, config, Path("my-eagle3"), fit.fit(head, data, num_steps=4000))
     head = files.load(Path("my-eagle3"), main_embedding)     # a torch module
 
-`outrider distill` makes the data and does all of this; see `outrider_distill`.
-
-The kind of head is `eagle3`; `outrider_distill.draft` has draft models.
+`outrider distill` makes the data and does all of this, for draft models, too (`outrider_distill.draft`).
 """
