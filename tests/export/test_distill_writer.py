@@ -244,7 +244,7 @@ def test_a_larger_batch_has_to_be_worth_its_memory() -> None:
 def test_the_fastest_batch_that_fits_is_found(both: tuple[Bundle, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
 
-    def seconds(self: Writer, batch_size: int) -> float:
+    def seconds(self: Writer, _: Any, batch_size: int) -> float:
         tried.append(batch_size)
         return 1.0
 
