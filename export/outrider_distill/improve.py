@@ -126,6 +126,6 @@ def judge(results: dict[str, Any]) -> tuple[bool, str, list[tuple[str, float, fl
     why = f"answers take {1 / everything['end_to_end']:.2f} of the time"
     if everything["identical"] < everything["num_prompts"]:
         return False, f"{everything['num_prompts'] - everything['identical']} texts differ", rows
-    if everything["end_to_end"] < FASTER:
-        return False, f"{why}, and {1 / FASTER:.2f} at most is asked for", rows
+    if everything["end_to_end"] < FASTER or (everything["end_to_end_interval"] or [0])[0] <= 1:
+        return False, f"{why}, and {1 / FASTER:.2f} at most, beyond chance, is asked for", rows
     return not slower, f"{why}, but these are slower: {', '.join(slower)}" if slower else why, rows
