@@ -49,7 +49,7 @@ def why(error: BaseException) -> str:
         return error.strerror
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    if isinstance(error, UnicodeDecodeError):
+    if isinstance(error, UnicodeDecodeError) or str(error).startswith("Invalid UTF-8"):  # msgspec's, from 0.23 on
         return "it is not in UTF-8"
     if isinstance(error, json.JSONDecodeError):
         where = f"character {error.pos + 1:,}" if error.lineno == 1 else f"line {error.lineno:,}"
