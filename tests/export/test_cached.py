@@ -21,7 +21,7 @@ from exports import Recorder
 from outrider.bundle import Bundle, read_bundle
 from outrider.cli import run
 from outrider.cli.serve import name_bundles
-from outrider.engine import joining
+from outrider.engine.joining import Joining
 from outrider.engine.opening import open_bundle
 from outrider.errors import BundleError, ExportError, OptionError
 from outrider.system import saved
@@ -229,8 +229,8 @@ def test_the_main_model_answers_before_the_draft_model_is_converted(
     file: Path, files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its files are the pair's, whose bundle is found at once from then on; both starts write the same text."""
-    may_go, convert = threading.Event(), joining._converted
-    monkeypatch.setattr(joining, "_converted", lambda *given: may_go.wait() and convert(*given))
+    may_go, convert = threading.Event(), Joining._converted
+    monkeypatch.setattr(Joining, "_converted", lambda *given: may_go.wait() and convert(*given))
     options: dict[str, Any] = {"draft": files[1], "measure": "idle", "cache_size": 0.01}
     asked: dict[str, Any] = {"max_new_tokens": 12, "ignore_eos": True}
     with outrider.load(file, **options) as engine:
@@ -256,10 +256,21 @@ def test_the_main_model_answers_before_the_draft_model_is_converted(
     assert opened(file, files[1])[0] == pair
 
 
+@pytest.mark.parametrize("last", ["engine.close()", ""], ids=["closed", "not closed"])
 def test_a_draft_model_is_converted_to_the_end_though_the_program_ends(
-    file: Path, files: list[Path], folder: Path
+    file: Path, files: list[Path], folder: Path, last: str
 ) -> None:
-    outrider.load(file, draft=files[1], measure="idle", cache_size=0.01).close()
+    """It does not wait for that: what says whether a conversion has ended never does here."""
+    program = f"""
+import outrider
+from outrider_export.bundles import cached
+begin = cached.begin_beside
+cached.begin_beside = lambda *given: [begin(*given), bool][1]
+engine = outrider.load({str(file)!r}, draft={str(files[1])!r}, measure="idle", cache_size=0.01)
+engine.generate("Hello", max_new_tokens=1)
+{last}
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
     while not any((folder / "bundles").glob("model-pair-*.json")):
         time.sleep(0.1)
     with outrider.load(file, draft=files[1], measure="idle", cache_size=0.01) as engine:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from threading import Event
+from threading import Event, Thread, main_thread
 from typing import TYPE_CHECKING
 
 from outrider.bundle.folder import draft_models_of
@@ -21,7 +20,7 @@ from outrider.models.tuning.model_spec import specs_of
 from outrider.system.progress import report, report_details
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from outrider.bundle.folder import Bundle, PairToMake
     from outrider.config import DeviceConfig
@@ -54,12 +53,19 @@ class Joining:
         finds = {spec.role: partial(spec.on, "CPU", device) for spec in specs}
         if bundle.pair is not None:
             report("The draft model is converted beside the answers, and to the end if the program ends before that.")
-            finds[PENDING] = partial(_converted, bundle, bundle.pair, device, self.queue)
+            finds[PENDING] = partial(self._converted, bundle, bundle.pair, device)
         self.preparation.registry.loading = {role: Event() for role in finds}
-        pool = ThreadPoolExecutor(1, "outrider-joining", report_details)
+        Thread(target=self._load_all, args=(finds,), name="outrider-joining").start()
+
+    @property
+    def _is_wanted(self) -> bool:
+        """Whether the engine is open, and the program has not come to its end: Python waits for this thread there."""
+        return self.queue.is_open and main_thread().is_alive()
+
+    def _load_all(self, finds: Mapping[str, Callable[[], ModelSpec]]) -> None:
+        report_details()
         for role, find in finds.items():
-            pool.submit(self._load, role, find, self.preparation.registry.loading[role])
-        pool.shutdown(wait=False)
+            self._load(role, find, self.preparation.registry.loading[role])
 
     def _load(self, role: str, find: Callable[[], ModelSpec], done: Event) -> None:
         """Load one model, and have the engine's thread take it."""
@@ -68,7 +74,7 @@ class Joining:
         try:
             self._wait_for_first_call()
             spec = find()
-            if not self.queue.is_open:
+            if not self._is_wanted:
                 raise EngineClosed
             model = compile_checked(spec)
             admission.allocate_beside(model.backend)
@@ -79,7 +85,7 @@ class Joining:
         except Exception as error:  # requests are answered without it
             registry.leave_out(role)
             done.set()
-            if self.queue.is_open:
+            if self._is_wanted:
                 warnings.warn(f"The draft model '{role}' is left out: {one_line(error)}.", DeviceWarning, stacklevel=2)
             return
 
@@ -98,7 +104,7 @@ class Joining:
 
         self.queue.call(join)
         while not done.wait(_LOOK_SECONDS):
-            if not self.queue.is_open:
+            if not self._is_wanted:
                 done.set()
 
     def _wait_for_first_call(self) -> None:
@@ -107,14 +113,13 @@ class Joining:
         while not main.backend.seconds and (self.queue.is_busy or time.monotonic() < until):
             time.sleep(_LOOK_SECONDS)
 
-
-def _converted(bundle: Bundle, to_make: PairToMake, device: DeviceConfig, queue: RequestQueue) -> ModelSpec:
-    """The draft model of the pair that a bundle belongs to. The next start has what is converted after the end."""
-    has_ended = to_make.begin()
-    while not has_ended():
-        if not queue.is_open:
-            raise EngineClosed
-        time.sleep(_LOOK_SECONDS)
-    pair = to_make.make()
-    (spec,) = specs_of(bundle, pair, draft_models_of(pair, bundle))[1]
-    return spec.on("CPU", device)
+    def _converted(self, bundle: Bundle, to_make: PairToMake, device: DeviceConfig) -> ModelSpec:
+        """The draft model of the pair that a bundle belongs to. The next start has what is converted after the end."""
+        has_ended = to_make.begin()
+        while not has_ended():
+            if not self._is_wanted:
+                raise EngineClosed
+            time.sleep(_LOOK_SECONDS)
+        pair = to_make.make()
+        (spec,) = specs_of(bundle, pair, draft_models_of(pair, bundle))[1]
+        return spec.on("CPU", device)
