@@ -44,8 +44,9 @@ def improve(
     with needs("Training needs packages that are not installed", "distill", ExportError):
         from outrider_distill.improve import improve as improve_bundle
         from outrider_distill.improve_work import ImproveWork
-        from outrider_distill.machine import Others, lower_priority
+        from outrider_distill.machine import Others
         from outrider_distill.train.fit import Stopped
+        from outrider_export.child import lower_priority
     work = ImproveWork(usable(user_path(bundle)))
     if status:
         lines = work.status()

@@ -25,7 +25,7 @@ from outrider.bundle.folder import Bundle, read_bundle
 from outrider.bundle.hashes import sha256_of
 from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.errors import ExportError
-from outrider.system.files import reading, why, write_whole
+from outrider.system.files import reading, write_whole
 from outrider_bench.prompts import BenchPrompt
 from outrider_bench.prompts import read_prompts as bench_prompts
 from outrider_distill.data import Data, bytes_per_token, find_shards
@@ -35,6 +35,7 @@ from outrider_distill.plan import DistillCandidate, check_heads
 from outrider_distill.prediction import DistillTrial
 from outrider_distill.prompts import read_prompts
 from outrider_distill.run import alone
+from outrider_export.target import swap
 
 _LAYERS = (1, 2 / 3, 1 / 2, 1 / 3)  # of the draft model's, that are kept
 _EVERY, _MOST = 10, 12  # every tenth prompt of the user's is held out, and so many at most
@@ -149,7 +150,7 @@ class ImproveWork:
             ended = replace(ended, after=sha256_of(self.new / MANIFEST_NAME))
         write_whole(self.folder / "rounds.json", msgspec.json.encode(self.rounds | {ended.number: ended}))
         if ended.kept:
-            _swap(self.path, self.new, self._before(ended.number))
+            swap(self.path, self.new, self._before(ended.number))
         self._clear(ended.number)
         return ended
 
@@ -165,7 +166,7 @@ class ImproveWork:
         with self.opened() as bundle:
             if _identity(bundle) != last.after:
                 raise ExportError(f"{self.path} has changed since it was improved. What was there is in {before}.")
-            _swap(self.path, before, undone)
+            swap(self.path, before, undone)
         shutil.rmtree(undone, ignore_errors=True)
         shutil.rmtree(self.drafter(last.number), ignore_errors=True)
         return last
@@ -239,17 +240,3 @@ class ImproveWork:
 
 def _identity(bundle: Bundle) -> str:
     return sha256_of(bundle.folder / MANIFEST_NAME)
-
-
-def _swap(path: Path, new: Path, old: Path) -> None:
-    """Put a folder in another's place, whose name is `old` then. `ImproveWork.opened` mends a kill between both."""
-    try:
-        path.rename(old)
-        new.rename(path)
-    except OSError as error:
-        raise ExportError(
-            f"{path} cannot be replaced: {why(error)}. Close the programs that use it, and run this again."
-        ) from error
-    finally:
-        if not path.exists() and old.exists():
-            old.rename(path)

@@ -1,13 +1,12 @@
 """Whether others need the machine now, so that long work stops between two steps.
 
-lower_priority()
+lower_priority()    # of outrider_export.child
 distill(options, wait=Others(tell=print, hours=2.0).wait)
 """
 
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +16,6 @@ from outrider_distill.progress import Stopping
 _BUSY = 0.3  # of the processor, by programs of normal priority
 _LOOK_EVERY = 5.0  # seconds
 _STAT, _SUPPLIES = Path("/proc/stat"), Path("/sys/class/power_supply")
-
-
-def lower_priority() -> None:
-    """Leave the processor to all others from now on: this process, and those that it starts."""
-    if hasattr(os, "nice"):  # not on Windows
-        os.nice(19 - os.nice(0))
 
 
 class Others:

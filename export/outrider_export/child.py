@@ -24,6 +24,7 @@ from typing import IO, Any
 
 from outrider.errors import ExportError
 from outrider.system import saved
+from outrider.system.processes import child_command
 from outrider.system.watch import LimitWatch
 from outrider_export.progress import Progress
 
@@ -48,11 +49,11 @@ def run_child(module: str, job: dict[str, Any], what: str, progress: Progress) -
     what: the beginning of an error message: "The main model cannot be converted".
 
     Raises:
-        ExportError: if the child fails or crashes. Its cause has the child's stderr.
+        ExportError: if the child fails or crashes, its cause has its stderr; or where no Python can be started.
     """
     with tempfile.TemporaryFile() as log:
         child = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            [sys.executable, "-P", "-m", module],  # -P: do not import modules from the user's current folder
+            _command(module),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -81,14 +82,29 @@ def run_child(module: str, job: dict[str, Any], what: str, progress: Progress) -
         raise ExportError(f"{what}: {reason}") from ChildFailed(text)
 
 
+def _command(module: str) -> list[str]:
+    command = child_command(module)
+    if command is None:
+        raise ExportError(
+            "This program has no Python interpreter to convert models with. Give it a bundle: outrider export MODEL."
+        )
+    return command
+
+
+def lower_priority() -> None:
+    """Leave the processor to all others from now on: this process, and those that it starts."""
+    if hasattr(os, "nice"):  # not on Windows
+        os.nice(19 - os.nice(0))
+
+
 def begin_beside(module: str, arguments: Sequence[Any]) -> Callable[[], bool]:
     """Run `python -m module`, which calls `work_beside`, in a process that goes on when this one ends.
 
-    Returns what says whether it has ended, and raises ExportError if it failed.
+    Returns what says whether it has ended, and raises ExportError if it failed. Raises ExportError as `run_child`.
     """
     log = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as anybody may ask
     child = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-        [sys.executable, "-P", "-m", module, json.dumps(arguments)],
+        [*_command(module), json.dumps(arguments)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=log,
@@ -109,11 +125,10 @@ def begin_beside(module: str, arguments: Sequence[Any]) -> Callable[[], bool]:
 
 def work_beside(work: Callable[..., object]) -> None:
     """The child of `begin_beside`: call `work` with the arguments, when no other process needs the processors."""
-    with contextlib.suppress(OSError):
-        if sys.platform == "linux":
+    lower_priority()  # on Windows, the parent has said it
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        elif sys.platform != "win32":  # there, the parent has said it
-            os.nice(19)
     try:
         work(*json.loads(sys.argv[1]))
     except Exception as error:

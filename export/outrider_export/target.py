@@ -26,6 +26,7 @@ from outrider.bundle.hashes import list_files
 from outrider.bundle.kinds import RESERVED_NAMES
 from outrider.bundle.manifest import MANIFEST_NAME, write_manifest
 from outrider.errors import ExportError, OptionError
+from outrider.system.files import why
 from outrider_export.progress import Progress
 
 
@@ -78,21 +79,12 @@ class Target:
             ExportError: if it cannot be renamed. The old bundle is then restored.
         """
         self._check()  # again: the export took minutes
-        try:
-            if self.output.exists():
-                self.output.rename(self._old)
-            self.new.rename(self.output)
-        except OSError as error:
-            raise ExportError(
-                f"{self.output} cannot be replaced: {error.strerror}. Close the programs that use it, and try again."
-            ) from error
+        swap(self.output, self.new, self._old)
         self._made.clear()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._old.exists() and not self.output.exists():
-            self._old.rename(self.output)
         shutil.rmtree(self._partial, ignore_errors=True)
         self._remove_made()
 
@@ -113,6 +105,25 @@ class Target:
         for folder in self._made:
             if not any(folder.iterdir()):
                 folder.rmdir()
+
+
+def swap(path: Path, new: Path, old: Path) -> None:
+    """Put a folder in the place of the one at `path`, if there is one, whose name is `old` then.
+
+    Raises:
+        ExportError: if one cannot be renamed. What was at `path` is there again.
+    """
+    try:
+        if path.exists():
+            path.rename(old)
+        new.rename(path)
+    except OSError as error:
+        raise ExportError(
+            f"{path} cannot be replaced: {why(error)}. Close the programs that use it, and try again."
+        ) from error
+    finally:
+        if old.exists() and not path.exists():
+            old.rename(path)
 
 
 def check_space(folder: Path, needed: int) -> None:

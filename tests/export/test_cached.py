@@ -28,6 +28,7 @@ from outrider.system import saved
 from outrider_export.bundles import bundle_cache, cached
 from outrider_export.bundles.bundle_cache import BundleCache, CachedSource
 from outrider_export.bundles.cached import _identity
+from outrider_export.child import begin_beside
 from outrider_export.describe.plan import DEFAULT_WEIGHTS
 from outrider_export.sources import content
 from outrider_export.sources.source import Located
@@ -275,6 +276,12 @@ engine.generate("Hello", max_new_tokens=1)
         time.sleep(0.1)
     with outrider.load(file, draft=files[1], measure="idle", cache_size=0.01) as engine:
         assert engine.bundle.manifest.drafters
+
+
+def test_a_program_that_would_start_itself_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    with pytest.raises(ExportError, match="no Python interpreter to convert models with"):
+        begin_beside(cached.__name__, [])
 
 
 @pytest.mark.parametrize("options", [
