@@ -9,7 +9,6 @@ that is there, so that a round goes on after a stop. The bundle changes by a ren
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from outrider_distill.progress import Stopping
 from outrider_distill.run import distill
 from outrider_export.bundles.drafters import add_drafter
 from outrider_export.progress import Progress, Silent
-from outrider_export.target import Target, link_or_copy, rewrite
 
 NAME = "improved"  # of the drafter in the bundle
 FASTER, SLOWER = 1.03, 0.97  # of all answers at least, and of none of the categories: less is noise
@@ -84,21 +82,9 @@ def improve(
 
 def build(bundle: Bundle, drafter: Path, kind: str, folder: Path, progress: Progress) -> None:
     """A bundle at `folder`, whole or not at all, with a new drafter in place of what it was made of."""
-    made = folder.with_name(folder.name + ".part")
-    shutil.rmtree(made, ignore_errors=True)
-    shutil.copytree(bundle.folder, made, copy_function=link_or_copy)
     own = draft_model_of(bundle, NAME) if kind == "draft" else None
-    leave = [each for each in bundle.manifest.drafters if each == own or each.name == NAME]
-
-    def change(target: Target) -> dict[str, object]:
-        for each in leave:
-            shutil.rmtree(target.new / each.model.folder)
-        return {"drafters": tuple(each for each in bundle.manifest.drafters if each not in leave)}
-
-    if leave:
-        rewrite(read_bundle(made), change, progress)
-    add_drafter(made, drafter, name=NAME, progress=progress)
-    made.rename(folder)
+    replaced = [each.name for each in bundle.manifest.drafters if each == own or each.name == NAME]
+    add_drafter(bundle.folder, drafter, name=NAME, progress=progress, output=folder, replaced=replaced)
 
 
 def measure(old: Bundle, new: Path, prompts: list[BenchPrompt], folder: Path) -> dict[str, Any]:

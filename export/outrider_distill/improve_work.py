@@ -224,8 +224,9 @@ class ImproveWork:
 
     def _clear(self, number: int) -> None:
         """Remove what a round has left, but for a drafter that is in place."""
-        for name in ("new", "measured", "draft", f"drafter-{number}.work"):
-            shutil.rmtree(self.folder / name, ignore_errors=True)
+        killed = self.folder.glob(".new.partial-*")
+        for each in (*map(self.folder.joinpath, ("new", "measured", "draft", f"drafter-{number}.work")), *killed):
+            shutil.rmtree(each, ignore_errors=True)
         if not self._before(number).exists():
             shutil.rmtree(self.drafter(number), ignore_errors=True)
         self._begun.unlink(missing_ok=True)

@@ -24,7 +24,6 @@ from outrider.models.cost.table import NEAR
 from outrider_export.bundles.drafters import add_drafter
 from outrider_export.bundles.export import export_bundle
 from outrider_export.progress import Progress
-from outrider_export.target import link_or_copy
 
 _WORTH, _GOOD = 1.05, 1.2  # speed-ups from which a drafter is worth using, and worth the work
 _BATCHES = (16, 32, 64)  # texts written at the same time
@@ -49,11 +48,9 @@ def shortfall(found: SpeedPrediction, costs: Costs, training: Mapping[str, Any])
 
 def measure_head(bundle: Bundle, head: Path, scratch: Path) -> Costs:
     """The costs of a drafter that reads hidden states, as it runs in a copy of the bundle. head: its folder."""
-    folder = scratch / "priced"
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(bundle.folder, folder, copy_function=link_or_copy)
+    folder, name = scratch / "priced", "priced"
     try:
-        name = add_drafter(folder, head, name="priced").manifest.drafters[-1].name
+        add_drafter(bundle.folder, head, name=name, output=folder)
         with _open(folder, name) as engine:
             return Costs.of(engine.costs["main"], engine.draft_models[name])
     finally:

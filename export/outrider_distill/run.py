@@ -23,8 +23,7 @@ from filelock import FileLock, Timeout
 
 from outrider.bundle import Bundle
 from outrider.bundle.folder import read_bundle
-from outrider.bundle.hashes import list_files
-from outrider.bundle.manifest import MANIFEST_NAME, write_manifest
+from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.config.files import user_path
 from outrider.drafters.prediction import Costs, SpeedPrediction, predict
 from outrider.errors import ExportError
@@ -44,7 +43,7 @@ from outrider_export.bundles.export import export_bundle
 from outrider_export.extras import check_extra
 from outrider_export.heads.onnx_main import tap
 from outrider_export.progress import Progress, Silent
-from outrider_export.target import Target, link_or_copy
+from outrider_export.target import Target, rewrite
 
 T = TypeVar("T")
 
@@ -151,14 +150,13 @@ def _bundle_of(options: Options, live: Live, progress: Progress) -> Bundle:
     features = feature_names(options.needs, main.geometry.num_layers)
     if main.format != "onnx" or not features:
         return given
+
     # A graph in ONNX gives its hidden states if they are outputs in its file.
-    with Target(folder, overwrite=True) as target:
-        shutil.copytree(given.folder, target.new, copy_function=link_or_copy, dirs_exist_ok=True)
+    def change(target: Target) -> dict[str, object]:
         tap(target.new / given.model_path(main).relative_to(given.folder), features, main.geometry.hidden_size)
-        (target.new / MANIFEST_NAME).unlink()
-        write_manifest(target.new, msgspec.structs.replace(given.manifest, files=list_files(target.new)))
-        target.commit()
-    return read_bundle(folder)
+        return {}
+
+    return rewrite(given, change, Silent(), folder)
 
 
 def _publish(options: Options, folder: Path, tell: Callable[[str], None]) -> None:

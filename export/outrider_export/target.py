@@ -140,16 +140,20 @@ def check_space(folder: Path, needed: int) -> None:
         )
 
 
-def rewrite(old: Bundle, change: Callable[[Target], Mapping[str, object]], progress: Progress) -> Bundle:
+def rewrite(
+    old: Bundle, change: Callable[[Target], Mapping[str, object]], progress: Progress, output: Path | None = None
+) -> Bundle:
     """Write a bundle anew, with links to the old one's files where the disk allows it. Nothing changes if that fails.
 
     change: is given the target, writes into its new folder, and returns the manifest's fields that change.
+    output: the new bundle's folder; by default it takes the old one's place.
 
     Raises:
         ExportError: when the bundle cannot be written, or as `change`.
     """
+    folder = old.folder if output is None else output
     try:
-        with Target(old.folder, overwrite=True) as target:
+        with Target(folder, overwrite=True) as target:
             progress.phase("convert")
             shutil.copytree(old.folder, target.new, copy_function=link_or_copy, dirs_exist_ok=True)
             (target.new / MANIFEST_NAME).unlink()  # what is written anew may be no link
@@ -159,8 +163,8 @@ def rewrite(old: Bundle, change: Callable[[Target], Mapping[str, object]], progr
             read_bundle(target.new)
             target.commit()
     except OSError as error:
-        raise ExportError(f"{old.folder} cannot be written: {error}.") from error
-    return read_bundle(old.folder)
+        raise ExportError(f"{folder} cannot be written: {error}.") from error
+    return read_bundle(folder)
 
 
 def link_or_copy(source: str | Path, target: str | Path) -> None:

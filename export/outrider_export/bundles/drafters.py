@@ -9,8 +9,11 @@ The bundle is written anew, with links to the old one's files where the disk all
 from __future__ import annotations
 
 import dataclasses
+import shutil
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from outrider.bundle.fit import check_writes
 from outrider.bundle.folder import Bundle, read_bundle
@@ -43,6 +46,8 @@ def add_drafter(
     draft_vocab_corpus: str | Path | None = None,
     revision: str | None = None,
     progress: Progress | None = None,
+    output: Path | None = None,
+    replaced: Collection[str] = (),
 ) -> Bundle:
     """Add a drafter to a bundle in place. Nothing is changed if that fails.
 
@@ -51,6 +56,8 @@ def add_drafter(
     weights: by default "int8"; "int4" for draft models; those of a packed one.
     draft_vocab: the number of tokens that it proposes, or "all", for draft models and those that use the main model's
     output matrix.
+    output: a folder for the bundle with the drafter; the given bundle then stays as it is. replaced: names of drafters
+    that are left out.
 
     Raises:
         OptionError: for an invalid option, or a name that is taken.
@@ -68,27 +75,39 @@ def add_drafter(
             "with a smaller model of its own kind as --draft."
         )
     source = fetch(locate(drafter, revision), False, progress)
-    found: PackedDrafter | DraftModelPlan | HeadPlan
-    if source.fetched.is_dir() and is_packed(source.fetched):
-        found = read_packed(source.fetched, main)
-        found.check_options(weights, draft_vocab, draft_vocab_corpus)
-    elif is_model(source.fetched):
-        found = DraftModelPlan.of(old, source, weights, *check_diet(True, draft_vocab, draft_vocab_corpus), progress)
-    else:
-        check_head_weights("weights", weights or DEFAULT_WEIGHTS)
-        if main.format == "onnx":
-            check_extra("Adding a drafter", main.format)
-        asked = check_diet(True, draft_vocab, draft_vocab_corpus)
-        eos = old.manifest.tokenizer.eos_token_ids
-        found = HeadPlan.of(read_head(source.fetched, main.geometry), source, eos, weights, *asked, progress)
+    found = _plan(old, source, weights, (draft_vocab, draft_vocab_corpus), progress)
     name = found.kind if name is None else name
-    check_name(name, old)
+    kept = [each for each in old.manifest.drafters if each.name not in replaced]
+    if name not in replaced:
+        check_name(name, old)
 
     def change(target: Target) -> dict[str, object]:
+        for each in old.manifest.drafters:
+            if each not in kept:
+                shutil.rmtree(target.new / each.model.folder)
         entry = found.write(target, main, name)
-        return {"drafters": (*old.manifest.drafters, entry), "minimum_runtime": __version__}
+        return {"drafters": (*kept, entry), "minimum_runtime": __version__}
 
-    return rewrite(old, change, progress)
+    return rewrite(old, change, progress, output)
+
+
+def _plan(
+    old: Bundle, source: Located, weights: str | None, draft_vocab: tuple[Any, Any], progress: Progress
+) -> PackedDrafter | DraftModelPlan | HeadPlan:
+    """The plan for a drafter of any kind, which was fetched. draft_vocab: that option, and the corpus."""
+    main = old.manifest.main
+    if source.fetched.is_dir() and is_packed(source.fetched):
+        found = read_packed(source.fetched, main)
+        found.check_options(weights, *draft_vocab)
+        return found
+    asked = check_diet(True, *draft_vocab)
+    if is_model(source.fetched):
+        return DraftModelPlan.of(old, source, weights, *asked, progress)
+    check_head_weights("weights", weights or DEFAULT_WEIGHTS)
+    if main.format == "onnx":
+        check_extra("Adding a drafter", main.format)
+    eos = old.manifest.tokenizer.eos_token_ids
+    return HeadPlan.of(read_head(source.fetched, main.geometry), source, eos, weights, *asked, progress)
 
 
 def is_model(path: Path) -> bool:
