@@ -20,11 +20,11 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from outrider.errors import ExportError
 from outrider.system import saved
-from outrider.system.processes import child_command
+from outrider.system.processes import start_child
 from outrider.system.watch import LimitWatch
 from outrider_export.progress import Progress
 
@@ -52,17 +52,7 @@ def run_child(module: str, job: dict[str, Any], what: str, progress: Progress) -
         ExportError: if the child fails or crashes, its cause has its stderr; or where no Python can be started.
     """
     with tempfile.TemporaryFile() as log:
-        child = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            _command(module),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env={**os.environ, **_QUIET},
-            encoding="utf-8",
-            # Only the parent gets Ctrl-C: it ends the child and cleans up.
-            start_new_session=True,
-            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
-        )
+        child = _start(module, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, environment=_QUIET)
         try:
             final = _listen(child, job, progress)
             code = child.wait()
@@ -82,13 +72,14 @@ def run_child(module: str, job: dict[str, Any], what: str, progress: Progress) -
         raise ExportError(f"{what}: {reason}") from ChildFailed(text)
 
 
-def _command(module: str) -> list[str]:
-    command = child_command(module)
-    if command is None:
+def _start(*command: str, **options: Any) -> subprocess.Popen[bytes]:
+    """`start_child`; raises ExportError where there is no Python."""
+    try:
+        return start_child(*command, **options)
+    except FileNotFoundError as error:
         raise ExportError(
             "This program has no Python interpreter to convert models with. Give it a bundle: outrider export MODEL."
-        )
-    return command
+        ) from error
 
 
 def lower_priority() -> None:
@@ -103,15 +94,9 @@ def begin_beside(module: str, arguments: Sequence[Any]) -> Callable[[], bool]:
     Returns what says whether it has ended, and raises ExportError if it failed. Raises ExportError as `run_child`.
     """
     log = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as anybody may ask
-    child = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-        [*_command(module), json.dumps(arguments)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=log,
-        env={**os.environ, "OUTRIDER_CACHE": str(saved.FOLDER), "PYTHONUTF8": "1"},
-        start_new_session=True,
-        creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0) | getattr(subprocess, "IDLE_PRIORITY_CLASS", 0),
-    )
+    environment = {"OUTRIDER_CACHE": str(saved.FOLDER), "PYTHONUTF8": "1"}
+    flags = getattr(subprocess, "IDLE_PRIORITY_CLASS", 0)
+    child = _start(module, json.dumps(arguments), stderr=log, environment=environment, flags=flags)
 
     def has_ended() -> bool:
         if child.poll():
@@ -135,23 +120,22 @@ def work_beside(work: Callable[..., object]) -> None:
         sys.exit(_one_line(error))
 
 
-def _listen(child: subprocess.Popen[str], job: dict[str, Any], progress: Progress) -> dict[str, Any]:
+def _listen(child: subprocess.Popen[bytes], job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """Send the job, relay progress until the child is done, and return its last message."""
-    if child.stdin is None or child.stdout is None:
-        raise AssertionError("Popen was asked for pipes")
-    lines: queue.Queue[str | None] = queue.Queue()
+    given, messages = cast("IO[bytes]", child.stdin), cast("IO[bytes]", child.stdout)
+    lines: queue.Queue[bytes | None] = queue.Queue()
 
-    def read(stream: IO[str]) -> None:
+    def read() -> None:
         with contextlib.suppress(ValueError):  # closed, as the parent is interrupted
-            for line in stream:
+            for line in messages:
                 lines.put(line)
         lines.put(None)
 
     # A thread, because a blocking read cannot be interrupted by Ctrl-C on Windows.
-    threading.Thread(target=read, args=(child.stdout,), daemon=True).start()
+    threading.Thread(target=read, daemon=True).start()
     with contextlib.suppress(OSError):  # if the child has died already, no messages come
-        child.stdin.write(json.dumps(job) + "\n")
-        child.stdin.flush()
+        given.write(json.dumps(job).encode() + b"\n")
+        given.flush()
     final: dict[str, Any] = {}
     while True:
         try:

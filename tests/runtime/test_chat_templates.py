@@ -14,7 +14,7 @@ from outrider.inputs.text import Tokenizer, template_use
 from outrider.inputs.text.chat_template import ChatTemplates
 from outrider.inputs.text.special_tokens import parts_of, without_special
 from outrider.inputs.tools.formats import HERMES, ToolFormat
-from outrider.system import children
+from outrider.system import children, processes
 from outrider.testing import ToyTokenizer
 
 ASKING = [{"role": "user", "content": "Hi"}]
@@ -139,7 +139,7 @@ def test_roles_that_a_template_does_not_know_are_refused() -> None:
 
 def test_where_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """In an app that is frozen into one file."""
-    monkeypatch.setattr(children, "child_command", lambda _: None)
+    monkeypatch.setattr(processes, "child_command", lambda _: None)
     monkeypatch.setattr(template_use, "_pool", lambda _: children.ChildPool("outrider.inputs.template_child"))
     assert render("{{ messages[0].content }}") == "Hi"
     with pytest.raises(RequestError, match="exceeds a limit: it is nested, or calls itself, too deeply"):

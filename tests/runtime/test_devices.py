@@ -25,7 +25,7 @@ from outrider.models.backends.devices import Device, compile_error
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.tuning import loading, model_spec, placement, probe
 from outrider.models.tuning.model_spec import ModelSpec
-from outrider.system import saved
+from outrider.system import processes, saved
 from outrider.testing import ToyTokenizer, save_toy_bundle
 
 SMALL = outrider.Config().replace(cache_size=0.01)
@@ -56,7 +56,7 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Drive:
 
     def drive(driver: str) -> None:
         program = CHILD.format(log=str(tmp_path / "log"), driver=driver)
-        monkeypatch.setattr(probe, "child_command", lambda: [sys.executable, "-c", program])
+        monkeypatch.setattr(processes, "child_command", lambda _: [sys.executable, "-c", program])
 
     drive("")
     return drive
@@ -175,7 +175,7 @@ def test_an_app_never_starts_itself(
 ) -> None:
     monkeypatch.setattr(sys, "frozen", frozen, raising=False)
     monkeypatch.setattr(sys, "executable", executable)
-    assert (probe.child_command() is not None) == starts
+    assert (processes.child_command("a.module") is not None) == starts
 
 
 def test_the_real_child_judges_a_real_model(openvino_bundle: Bundle) -> None:

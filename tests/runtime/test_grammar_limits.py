@@ -15,7 +15,7 @@ from grammars import EOS, SCHEMAS, VOCAB_SIZE, make_request, new_grammars
 from in_the_loop import run
 from outrider.decoding.answer import Answer
 from outrider.errors import EngineClosed, NoTokenLeft, OptionError
-from outrider.system import children
+from outrider.system import processes
 from outrider.testing import FakeBackend
 from outrider.tokens.grammar import GrammarLimits, Grammars, GrammarSource
 from outrider.types import Draft, Drafter
@@ -126,7 +126,7 @@ def test_a_task_that_is_cancelled_ends_its_compilation(tiny: Path) -> None:
 
 def test_where_no_process_can_be_started(make: Callable[..., Grammars], monkeypatch: pytest.MonkeyPatch) -> None:
     """In an app that is frozen into one file."""
-    monkeypatch.setattr(children, "child_command", lambda _: None)
+    monkeypatch.setattr(processes, "child_command", lambda _: None)
     assert make(QUICK).new_state(DEAR[0])
 
 

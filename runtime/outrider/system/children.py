@@ -25,7 +25,7 @@ from typing import IO, TypeVar, cast
 
 import msgspec
 
-from outrider.system.processes import child_command, child_environment
+from outrider.system.processes import start_child
 from outrider.system.watch import LimitWatch, limit_processor_time, memory_in_use
 
 POLL_SECONDS = 0.05  # seconds between two looks whether the client has left
@@ -130,11 +130,8 @@ class ChildPool:
             self._slots.release()
 
     def _new_child(self, gone: Event | None) -> _Child:
-        command = child_command(self._module)
-        if command is None:
-            raise NoChild("this program has no Python interpreter to start another one with")
         try:
-            child = _Child(command)
+            child = _Child(self._module)
         except OSError as error:
             raise NoChild(str(error)) from error
         self._all.add(child)
@@ -154,15 +151,8 @@ class ChildPool:
 class _Child:
     """A process. Its lines are read in a thread, as pipes have no time limit everywhere."""
 
-    def __init__(self, command: list[str]) -> None:
-        self.process = subprocess.Popen(  # noqa: S603  (our own interpreter)
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=child_environment(),
-            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
-        )
+    def __init__(self, module: str) -> None:
+        self.process = start_child(module, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._input = cast("IO[bytes]", self.process.stdin)
         self._lines: SimpleQueue[bytes] = SimpleQueue()
         Thread(target=_read, args=(cast("IO[bytes]", self.process.stdout), self._lines), daemon=True).start()
@@ -227,7 +217,6 @@ def read_start(kind: type[Struct]) -> Struct:
 
 def answer(kind: type[Asked], made: type[Made], work: Callable[[Asked], Made]) -> None:
     """Make an outcome of each question, until standard input ends or too much memory is left behind."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to the parent's children, too
     watch = LimitWatch(lambda beyond, most: _write(made(beyond=beyond, memory=most, retires=True)))
     _write(made())
     for line in sys.stdin.buffer:

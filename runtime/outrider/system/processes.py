@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
 import sys
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
 
 from outrider.errors import RequestError
 
@@ -21,9 +24,28 @@ def child_command(module: str) -> list[str] | None:
     return [sys.executable, "-P", "-m", module]
 
 
-def child_environment() -> dict[str, str]:
-    """This process's environment, and its module search path."""
-    return os.environ | {"PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)}
+def start_child(
+    module: str, *arguments: str, environment: Mapping[str, str] | None = None, flags: int = 0, **pipes: Any
+) -> subprocess.Popen[bytes]:
+    """Start `python -m module`, in a session of its own: Ctrl-C at a terminal reaches this process alone.
+
+    environment: added to this process's. flags: of Windows. pipes: stdin, stdout and stderr, by default none.
+
+    Raises:
+        OSError: when it cannot be started; FileNotFoundError where there is no Python interpreter.
+    """
+    if (command := child_command(module)) is None:
+        raise FileNotFoundError("this program has no Python interpreter to start another one with")
+    search_path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL} | pipes
+    child = subprocess.Popen(  # noqa: S603  (our own interpreter)
+        [*command, *arguments],
+        env=os.environ | {"PYTHONPATH": search_path} | dict(environment or {}),
+        start_new_session=True,
+        creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0) | flags,
+        **pipes,
+    )
+    return cast("subprocess.Popen[bytes]", child)
 
 
 def check_process(pid: int) -> None:

@@ -25,8 +25,9 @@ from outrider.errors import DeviceError, OutriderError, one_line
 from outrider.models.backends.devices import find_device
 from outrider.models.cost.slots import copied_rows
 from outrider.models.tuning.model_spec import ModelSpec
-from outrider.system import processes, saved
+from outrider.system import saved
 from outrider.system.files import FAULTS
+from outrider.system.processes import start_child
 from outrider.types import Chunk
 
 PATIENCE = 900.0  # seconds: a large model may take minutes on some devices the first time
@@ -75,37 +76,25 @@ def forget() -> None:
 def try_apart(spec: ModelSpec) -> Verdict:
     """Load a model in a child process and make a call. A crash of the device does not end this process."""
     job = _Job(str(spec.bundle.folder.resolve()), spec.role, spec.model, spec.device, spec.compile_options)
-    command = child_command()
-    if command is None:
-        return Verdict(works=None, reason="this program has no Python interpreter to start another one with")
     try:
         sent = msgspec.json.encode(job)
     except TypeError as error:  # objects among the properties
         return Verdict(works=None, reason=f"its options cannot be handed to another process: {one_line(error)}")
     try:
-        done = subprocess.run(  # noqa: S603  (our own interpreter)
-            command,
-            input=sent,
-            capture_output=True,
-            timeout=PATIENCE,
-            check=False,
-            env=processes.child_environment(),
-            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
-        )
+        with start_child("outrider.models.tuning.probe", stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+            try:
+                printed, _ = child.communicate(sent, PATIENCE)
+            finally:
+                child.kill()
     except subprocess.TimeoutExpired:
         return Verdict(works=False, reason=f"it was not ready after {PATIENCE:g} seconds")
     except OSError as error:
         return Verdict(works=None, reason=f"no other process could be started: {one_line(error)}")
-    for line in reversed(done.stdout.splitlines()):  # a driver may print, too
+    for line in reversed(printed.splitlines()):  # a driver may print, too
         with contextlib.suppress(*FAULTS):
             return msgspec.json.decode(line, type=Verdict)
-    works = None if -done.returncode in _FROM_OUTSIDE else False
-    return Verdict(works=works, reason=f"the process that tested it {_ending(done.returncode)}")
-
-
-def child_command() -> list[str] | None:
-    """The command that starts the child; None if there is no Python interpreter to start."""
-    return processes.child_command("outrider.models.tuning.probe")
+    works = None if -child.returncode in _FROM_OUTSIDE else False
+    return Verdict(works=works, reason=f"the process that tested it {_ending(child.returncode)}")
 
 
 def main() -> None:
