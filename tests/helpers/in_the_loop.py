@@ -1,6 +1,6 @@
 """Requests for the loop with fakes, and the loop until they have ended."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,14 +9,15 @@ from outrider.decoding.answer import Answer, Status
 from outrider.decoding.delivery import Delivery
 from outrider.decoding.loop import step
 from outrider.decoding.request import Request
+from outrider.decoding.request_queue import RequestQueue
 from outrider.decoding.row_budget import RowBudget
 from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.slots import admit, release
 from outrider.drafters.controller import Fixed
 from outrider.inputs.text import TextStream
 from outrider.tokens.sampling import LogitsSampler
-from outrider.tokens.verifiers import Greedy
-from outrider.types import Committed, DraftRequest, Noise, Pending, Prompt, TokenSequence, Turn
+from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy
+from outrider.types import Backend, Committed, DraftRequest, Noise, Pending, Prompt, TokenSequence, Turn
 
 
 def letters(token_ids: Sequence[int]) -> str:
@@ -50,6 +51,36 @@ def new_request(
         of_it |= {name: fields.pop(name) for name in [*fields] if name in kind.__dataclass_fields__}
     assert not fields
     return Answer(request=Request(**asked), delivery=Delivery(**sent), **made)
+
+
+VERIFIERS: dict[str, Any] = {"coupled": Coupled(), "rejection": BlockRejection()}
+
+
+def request_with(
+    prompt: Any, drafter: Any = None, *, eos: Iterable[int] = (), n: int = 3, decode: Any = letters, **options: Any
+) -> Answer:
+    """The answer to a request with these options of `GenerationConfig`, of which a draft has `n` tokens at most."""
+    config = GenerationConfig(**options)
+    return new_request(
+        prompt,
+        drafter,
+        options,
+        verifier=VERIFIERS[config.sampling] if config.temperature else Greedy(),
+        sampled=config.temperature > 0,
+        noise=Noise(config.seed or 0),
+        text=TextStream(decode, config.stop),
+        max_new_tokens=config.max_new_tokens or 30,
+        eos_token_ids=frozenset(eos),
+        num_assistant_tokens=n if drafter else 0,
+    )
+
+
+def finish(main: RequestQueue | Backend, request: Answer, rows: int = 512) -> Answer:
+    """Bring an answer to its end, in a queue or on a model that nobody else uses."""
+    queue = main if isinstance(main, RequestQueue) else RequestQueue(main, RowBudget(rows))
+    for _ in queue.run(request):
+        pass
+    return request
 
 
 def ask(answer: Answer, **fields: Any) -> None:

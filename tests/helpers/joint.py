@@ -6,32 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import outrider
-from outrider.types import Distribution
 from outrider_bench.verify.exact import chi_square_p_value, exact_joint
 
 NUM_TOKENS = 3
 PROMPT = [1, 2, 3, 1, 2, 3, 1, 2]
 # One thread: the toys' calls are too short for two, and what is sampled does not depend on their number.
 CONFIG = outrider.Config().replace(cache_size=0.002, num_threads=1)
-
-
-class OneRow:
-    """A model whose distribution is the same everywhere."""
-
-    def __init__(self, probs: Distribution) -> None:
-        self.probs = probs
-
-    def depth(self, i: int) -> int:
-        return i
-
-    def best(self, i: int) -> int:
-        raise AssertionError("sampling does not ask for the best token")
-
-    def best_several(self, i: int, count: int) -> list[int]:
-        raise AssertionError("sampling does not ask for the best tokens")
-
-    def distribution(self, i: int) -> Distribution:
-        return self.probs
 
 
 def sample_joint(

@@ -11,52 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from in_the_loop import new_request
-from outrider.config import GenerationConfig
+from in_the_loop import finish, request_with
 from outrider.decoding.answer import Answer
 from outrider.decoding.request_queue import RequestQueue
 from outrider.decoding.row_budget import RowBudget
 from outrider.drafters import DraftModel, Ngram, References, Suffix
 from outrider.errors import RequestError
-from outrider.inputs.text import TextStream
 from outrider.testing import FakeBackend
-from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy
-from outrider.types import NO_PROMPT, Committed, Draft, Drafter, DraftRequest, Noise, TokenSequence
+from outrider.types import NO_PROMPT, Committed, Draft, Drafter, DraftRequest, TokenSequence
 from outrider_bench.modes.ours import Shuffled
 from serving import wait_until
 from toys import in_threads
 
 VOCAB_SIZE = 6
 SEED = st.integers(0, 2**20)
-VERIFIERS: dict[str, Any] = {"coupled": Coupled(), "rejection": BlockRejection()}
-
-
-def letters(token_ids: Sequence[int]) -> str:
-    return "".join("abcdef"[i] for i in token_ids)
-
-
-def make_request(
-    prompt: Any, drafter: Drafter | None = None, *, eos: set[int] | None = None, n: int = 3, **options: Any
-) -> Answer:
-    config = GenerationConfig(**options)
-    return new_request(
-        prompt,
-        drafter,
-        options,
-        verifier=VERIFIERS[config.sampling] if config.temperature else Greedy(),
-        sampled=config.temperature > 0,
-        noise=Noise(config.seed or 0),
-        text=TextStream(letters, config.stop),
-        max_new_tokens=config.max_new_tokens or 30,
-        eos_token_ids=frozenset(eos or ()),
-        num_assistant_tokens=n if drafter else 0,
-    )
-
-
-def finish(queue: RequestQueue, request: Answer) -> Answer:
-    for _ in queue.run(request):
-        pass
-    return request
 
 
 def draft_model(backend: FakeBackend, context_length: int = 1000) -> DraftModel:
@@ -138,10 +106,10 @@ def test_greedy_and_coupled_text_is_plain_text(
     batched: int,
 ) -> None:
     options = options | sampling
-    plain = finish(RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed), RowBudget(512)), make_request(**options))
+    plain = finish(FakeBackend(VOCAB_SIZE, seed=seed), request_with(**options))
     made = drafter_of(drafter[0], seed, drafter[2])
     backend = FakeBackend(VOCAB_SIZE, seed=seed)
-    request = finish(RequestQueue(backend, RowBudget(batched)), make_request(drafter=made, n=n, **options))
+    request = finish(backend, request_with(drafter=made, n=n, **options), batched)
 
     assert request.sequence.token_ids == plain.sequence.token_ids
     assert request.result().text == plain.result().text
@@ -160,12 +128,10 @@ def test_a_batch_gives_what_each_request_gives_alone(seed: int, batch: list[Any]
     together = []
     for options, sampling, drafter, n in batch:
         made = shared if drafter[0] == "draft" else drafter_of(*drafter)
-        together.append(make_request(drafter=made, n=n, **options, **sampling))
+        together.append(request_with(drafter=made, n=n, **options, **sampling))
     in_threads(lambda request: finish(queue, request), together)
     for request, (options, sampling, _, _) in zip(together, batch, strict=True):
-        alone = finish(
-            RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed), RowBudget(512)), make_request(**options, **sampling)
-        )
+        alone = finish(FakeBackend(VOCAB_SIZE, seed=seed), request_with(**options, **sampling))
         assert request.result().token_ids == alone.result().token_ids
         check_bookkeeping(request, None)
 
@@ -177,8 +143,8 @@ def test_rejection_sampling_ends_and_counts_as_it_should(
 ) -> None:
     backend = FakeBackend(VOCAB_SIZE, seed=seed)
     made = drafter_of(drafter[0], seed, drafter[2])
-    request = make_request(drafter=made, n=n, temperature=temperature, seed=seed, sampling="rejection", **options)
-    check_bookkeeping(finish(RequestQueue(backend, RowBudget(64)), request), backend)
+    request = request_with(drafter=made, n=n, temperature=temperature, seed=seed, sampling="rejection", **options)
+    check_bookkeeping(finish(backend, request, 64), backend)
 
 
 def check_bookkeeping(request: Answer, backend: FakeBackend | None) -> None:
@@ -203,7 +169,7 @@ def check_bookkeeping(request: Answer, backend: FakeBackend | None) -> None:
 
 def test_a_prompt_is_read_in_pieces_and_asks_for_one_row() -> None:
     backend = FakeBackend(VOCAB_SIZE)
-    finish(RequestQueue(backend, RowBudget(32)), make_request([1] * 100, max_new_tokens=1))
+    finish(backend, request_with([1] * 100, max_new_tokens=1), 32)
     assert backend.calls == [[32], [32], [32], [4]]
 
 
@@ -211,7 +177,7 @@ def test_nothing_is_drafted_past_max_new_tokens() -> None:
     """The bonus token is always there, so the last token is never drafted."""
     draft = FakeBackend(VOCAB_SIZE)
     backend = FakeBackend(VOCAB_SIZE)
-    finish(RequestQueue(backend, RowBudget(32)), make_request([1, 2], draft_model(draft), max_new_tokens=4, n=8))
+    finish(backend, request_with([1, 2], draft_model(draft), max_new_tokens=4, n=8), 32)
     assert backend.calls == [[2], [3]]  # the first token; then two drafts, accepted, and the bonus
     assert len(draft.calls) == 2
 
@@ -220,9 +186,7 @@ def test_a_draft_model_that_is_always_right_is_read_once() -> None:
     """After an accepted draft it reads its own last token and the bonus token. It reads no token twice."""
     draft = FakeBackend(VOCAB_SIZE, seed=3)
     backend = FakeBackend(VOCAB_SIZE, seed=3)
-    request = finish(
-        RequestQueue(backend, RowBudget(512)), make_request([1, 2], draft_model(draft), max_new_tokens=13, n=3)
-    )
+    request = finish(backend, request_with([1, 2], draft_model(draft), max_new_tokens=13, n=3))
     assert request.stats.acceptance_rate == 1
     assert draft.calls == [[3], [1], [1], [2], [1], [1], [2], [1], [1]]
     assert backend.calls == [[2], [4], [4], [4]]
@@ -231,20 +195,18 @@ def test_a_draft_model_that_is_always_right_is_read_once() -> None:
 def test_a_draft_model_reads_a_long_prompt_piece_by_piece() -> None:
     """It reads one piece per round, so that other requests do not wait. Until all is read, its drafts are empty."""
     draft, backend = FakeBackend(VOCAB_SIZE, seed=3), FakeBackend(VOCAB_SIZE, seed=3)
-    finish(RequestQueue(backend, RowBudget(512)), make_request([1] * 70, draft_model(draft), max_new_tokens=9, n=3))
+    finish(backend, request_with([1] * 70, draft_model(draft), max_new_tokens=9, n=3))
     assert draft.calls == [[32], [32], [9], [1], [1], [2]]
     assert backend.calls == [[70], [1], [1], [4], [2]]
 
 
 def test_nothing_is_drafted_after_an_end() -> None:
-    plain = finish(
-        RequestQueue(FakeBackend(VOCAB_SIZE, seed=3), RowBudget(512)), make_request([1, 2], max_new_tokens=20)
-    )
+    plain = finish(FakeBackend(VOCAB_SIZE, seed=3), request_with([1, 2], max_new_tokens=20))
     token_ids = plain.sequence.generated_token_ids
     end = next(i for i in range(2, 20) if token_ids[i] not in token_ids[:i])
     draft, backend = FakeBackend(VOCAB_SIZE, seed=3), FakeBackend(VOCAB_SIZE, seed=3)
-    request = make_request([1, 2], draft_model(draft), max_new_tokens=20, n=12, eos={token_ids[end]})
-    finish(RequestQueue(backend, RowBudget(512)), request)
+    request = request_with([1, 2], draft_model(draft), max_new_tokens=20, n=12, eos={token_ids[end]})
+    finish(backend, request)
     assert request.sequence.generated_token_ids == token_ids[: end + 1]
     assert len(draft.calls) == end  # all but the first token, and none behind the end
     assert request.stats.num_draft_tokens == end
@@ -254,7 +216,7 @@ def test_a_reader_that_pauses_is_waited_for() -> None:
     """The worker goes some rounds ahead, and then waits until the reader comes back."""
     backend = FakeBackend(VOCAB_SIZE)
     queue = RequestQueue(backend, RowBudget(512))
-    stream = queue.run(make_request([1], max_new_tokens=100))
+    stream = queue.run(request_with([1], max_new_tokens=100))
     text = next(stream).text
     num_calls = -1
     while num_calls != len(backend.calls):
@@ -277,13 +239,13 @@ def test_an_answer_that_is_cancelled_at_any_moment_ends(at_call: int, error: Exc
                 raise error
             return self.num_calls >= at_call
 
-    request = make_request([1], max_new_tokens=1000)
+    request = request_with([1], max_new_tokens=1000)
     request.delivery.cancel = Cancel()
     ended, said = list[object](), list[str]()
 
     def read() -> None:
         try:
-            ended.append(finish(RequestQueue(FakeBackend(VOCAB_SIZE), RowBudget(512)), request).finish_reason)
+            ended.append(finish(FakeBackend(VOCAB_SIZE), request).finish_reason)
         except RequestError as caught:
             ended.append(caught.__cause__)
             said.append(str(caught))
@@ -300,9 +262,7 @@ def test_interrupts_at_any_time_harm_no_other_request() -> None:
     backend = FakeBackend(VOCAB_SIZE, seed=1)
     drafter = draft_model(FakeBackend(VOCAB_SIZE, seed=1, noise=0.5))
     queue = RequestQueue(backend, RowBudget(512))
-    alone = finish(
-        RequestQueue(FakeBackend(VOCAB_SIZE, seed=1), RowBudget(512)), make_request([1, 2, 3], max_new_tokens=20)
-    )
+    alone = finish(FakeBackend(VOCAB_SIZE, seed=1), request_with([1, 2, 3], max_new_tokens=20))
     slots: list[Any] = []
     open_slot = backend.open
 
@@ -316,12 +276,12 @@ def test_interrupts_at_any_time_harm_no_other_request() -> None:
         timer = threading.Timer(delay, _thread.interrupt_main)
         try:
             timer.start()
-            finish(queue, make_request([4], drafter, max_new_tokens=25))
+            finish(queue, request_with([4], drafter, max_new_tokens=25))
             timer.join()
             time.sleep(0.001)  # it may be on its way
         except KeyboardInterrupt:
             interrupted += 1
-        calm = finish(queue, make_request([1, 2, 3], drafter, max_new_tokens=20))
+        calm = finish(queue, request_with([1, 2, 3], drafter, max_new_tokens=20))
         assert calm.sequence.token_ids == alone.sequence.token_ids
     assert interrupted > 10
     assert all(slot.closed for slot in slots)
@@ -350,7 +310,7 @@ class Listening(RandomDrafter):
 def test_a_drafter_hears_all_that_was_read_after_the_commit(seed: int, prompt: list[int], eos: tuple[int, ...]) -> None:
     drafter = Listening(seed)
     queue = RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed, memory=1), RowBudget(32))
-    request = finish(queue, make_request(prompt, drafter, eos=set(eos), n=4, max_new_tokens=40))
+    request = finish(queue, request_with(prompt, drafter, eos=set(eos), n=4, max_new_tokens=40))
     token_ids = request.sequence.token_ids
     assert [token_id for committed in drafter.heard for token_id in committed.token_ids] == token_ids[:-1]
     rounds = [
@@ -388,22 +348,22 @@ class Narrow(FakeBackend):
 def test_a_request_without_room_waits_and_moves_the_others_along() -> None:
     """In one thread, too: the second stream begins before the first one is read to its end."""
     queue = RequestQueue(backend := Narrow(), RowBudget(512))
-    first, second = make_request([1], max_new_tokens=20), make_request([2], max_new_tokens=20)
+    first, second = request_with([1], max_new_tokens=20), request_with([2], max_new_tokens=20)
     stream = queue.run(first)
     begun = next(stream).text
     finish(queue, second)
     assert second.finish_reason == "length"
     assert backend.num_asked == 3, "it is asked for room again when the first has ended, not in each round"
     assert begun + "".join(chunk.text for chunk in stream) == first.result().text
-    alone = finish(RequestQueue(Narrow(), RowBudget(512)), make_request([1], max_new_tokens=20))
+    alone = finish(Narrow(), request_with([1], max_new_tokens=20))
     assert first.sequence.token_ids == alone.sequence.token_ids
 
 
 def test_the_worker_ends_with_its_queue() -> None:
     before = threading.active_count()
     queue = RequestQueue(FakeBackend(VOCAB_SIZE), RowBudget(512))
-    finish(queue, make_request([1], max_new_tokens=5))
-    stream = queue.run(make_request([1], max_new_tokens=500))
+    finish(queue, request_with([1], max_new_tokens=5))
+    stream = queue.run(request_with([1], max_new_tokens=500))
     next(stream)
     assert threading.active_count() == before + 1
     del queue, stream
@@ -418,4 +378,4 @@ def test_logits_that_are_not_finite_are_an_error(broken: float) -> None:
 
     for temperature in (0.0, 1.0):
         with pytest.raises(Exception, match=r"not finite \((nan|inf) for token 2\)"):
-            finish(RequestQueue(Broken(VOCAB_SIZE), RowBudget(512)), make_request([1], temperature=temperature))
+            finish(Broken(VOCAB_SIZE), request_with([1], temperature=temperature))

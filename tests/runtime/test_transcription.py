@@ -296,8 +296,12 @@ def test_drafted_is_plain(listener: Engine, tmp_path: Path, options: dict[str, A
     assert not set(plain.text) & set("<>")  # no timestamps
     if "temperature" in options:
         assert max(segment.temperature for segment in plain.segments) > 0
+    backends: list[Any] = [listener.loaded[role].backend for role in ("main", "draft")]
     for name in listener.drafters:
+        before = [each.encoder.num_runs for each in backends]
         found = listener.transcribe(tone(2.2), drafter=name, num_assistant_tokens=3, **common)
+        # Once for each window, also where its language is asked for, and for a draft model with the same encoder.
+        assert [each.encoder.num_runs for each in backends] == [before[0] + len(found.windows), before[1]]
         assert [window.token_ids for window in found.windows] == [window.token_ids for window in plain.windows]
         assert (found.segments, found.language) == (plain.segments, plain.language)
         assert sum(window.stats.num_accepted_tokens for window in found.windows)

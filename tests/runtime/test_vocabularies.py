@@ -7,17 +7,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from in_the_loop import new_request, say
-from outrider.config import GenerationConfig
+from in_the_loop import finish, request_with, say
 from outrider.decoding.answer import Answer
-from outrider.decoding.request_queue import RequestQueue
-from outrider.decoding.row_budget import RowBudget
 from outrider.drafters import DraftModel, DraftVocabulary, Intersection, Text, TokenMap
 from outrider.drafters.translation import Translation
-from outrider.inputs.text import TextStream
 from outrider.testing import FakeBackend, ToyTokenizer
-from outrider.tokens.verifiers import Coupled, Greedy
-from outrider.types import Noise
 
 Way = Literal["intersection", "text"]
 WAYS: tuple[Way, ...] = ("intersection", "text")
@@ -57,25 +51,8 @@ class Twin(FakeBackend):
 
 
 def make_request(drafter: DraftModel | None, prompt: list[int], n: int, **options: Any) -> Answer:
-    config = GenerationConfig(**options)
-    return new_request(
-        prompt,
-        drafter,
-        options,
-        verifier=Coupled() if config.temperature else Greedy(),
-        sampled=config.temperature > 0,
-        noise=Noise(config.seed or 0),
-        text=TextStream(ToyTokenizer(MAIN).decode, config.stop),
-        max_new_tokens=config.max_new_tokens or 30,
-        eos_token_ids=frozenset(() if config.ignore_eos else {len(MAIN) - 1}),
-        num_assistant_tokens=n if drafter else 0,
-    )
-
-
-def answer(backend: FakeBackend, request: Answer) -> Answer:
-    for _ in RequestQueue(backend, RowBudget(64)).run(request):
-        pass
-    return request
+    eos = () if options.get("ignore_eos") else (len(MAIN) - 1,)
+    return request_with(prompt, drafter, eos=eos, n=n, decode=ToyTokenizer(MAIN).decode, **options)
 
 
 @settings(max_examples=150)
@@ -108,12 +85,13 @@ def test_greedy_and_coupled_text_is_plain_text(
 ) -> None:
     assume(way == "text" or set(draft) & set(MAIN))
     main = FakeBackend(len(MAIN), seed=seed)
-    plain = answer(main, make_request(None, prompt, 0, **options, **sampling))
+    plain = finish(main, make_request(None, prompt, 0, **options, **sampling), 64)
     backend = Twin(FakeBackend(len(MAIN), seed=seed), draft, noise=0.5)
     drafter = DraftModel(
         backend, context_length=context_length, max_num_batched_tokens=32, vocabulary=vocabulary_of(way, MAIN, draft)
     )
-    drafted = answer(FakeBackend(len(MAIN), seed=seed), make_request(drafter, prompt, n, **options, **sampling))
+    request = make_request(drafter, prompt, n, **options, **sampling)
+    drafted = finish(FakeBackend(len(MAIN), seed=seed), request, 64)
     assert drafted.sequence.token_ids == plain.sequence.token_ids
     assert drafted.result().text == plain.result().text
     assert drafted.finish_reason == plain.finish_reason

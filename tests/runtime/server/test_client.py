@@ -23,42 +23,6 @@ def test_a_chat_is_answered_as_by_the_engine(client: Any, engine: outrider.Engin
     assert answer.usage.total_tokens == result.stats.num_prompt_tokens + len(result.token_ids)
 
 
-OPTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"max_completion_tokens": 7}, {"max_new_tokens": 7}),
-    ({"temperature": 0.9, "seed": 5, "top_p": 0.8}, {"temperature": 0.9, "seed": 5, "top_p": 0.8}),
-    ({"temperature": 1.2, "seed": -3}, {"temperature": 1.2, "seed": 2**64 - 3}),
-    (
-        {"presence_penalty": 1.5, "frequency_penalty": 0.5, "logit_bias": {"300": 5, "301": -100}},
-        {"presence_penalty": 1.5, "frequency_penalty": 0.5, "logit_bias": {300: 5, 301: -100}},
-    ),
-    (
-        {"temperature": 0.8, "seed": 1, "extra_body": {"top_k": 5, "min_p": 0.01, "repetition_penalty": 1.2}},
-        {"temperature": 0.8, "seed": 1, "top_k": 5, "min_p": 0.01, "repetition_penalty": 1.2},
-    ),
-    (
-        # Rejection's text depends on how much is drafted, and that on measured costs where it is not said.
-        {
-            "temperature": 1,
-            "seed": 1,
-            "extra_body": {"sampling": "rejection", "drafter": "ngram", "num_assistant_tokens": 3},
-        },
-        {"temperature": 1, "seed": 1, "sampling": "rejection", "drafter": "ngram", "num_assistant_tokens": 3},
-    ),
-    (
-        {"extra_body": {"no_repeat_ngram_size": 2, "ignore_eos": True, "banned_token_ids": [300], "typical_p": 0.9}},
-        {"no_repeat_ngram_size": 2, "ignore_eos": True, "banned_token_ids": [300], "typical_p": 0.9},
-    ),
-]
-
-
-@pytest.mark.parametrize(("asked", "options"), OPTIONS, ids=lambda given: next(iter(given)))
-def test_options_reach_the_engine(
-    client: Any, engine: outrider.Engine, asked: dict[str, Any], options: dict[str, Any]
-) -> None:
-    answer = client.chat.completions.create(model="tiny", messages=MESSAGES, **asked)
-    assert answer.choices[0].message.content == engine.generate(MESSAGES, **options).text
-
-
 def test_a_stream_adds_up_to_the_answer(client: Any, engine: outrider.Engine) -> None:
     stream = client.chat.completions.create(
         model="tiny", messages=MESSAGES, stream=True, stream_options={"include_usage": True}, **SAMPLED

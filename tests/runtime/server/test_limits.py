@@ -5,7 +5,6 @@ import ipaddress
 import json
 import re
 import socket
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +18,6 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 
 import outrider
-from outrider.engine.engine import Engine
 from outrider.server import Settings
 from outrider.server.errors import ApiError
 from outrider.server.security import AccessGuard
@@ -302,49 +300,6 @@ def test_models_are_loaded_when_asked_for_and_unloaded_when_idle(tiny: Path, eng
         assert [bool(model.loaded) for model in live.client().models.list()] in ([False, True], [False, False])
         wait_until(lambda: not live.service.models.find("two").engine)
         assert ask(model="two", messages=MESSAGES, max_tokens=20).choices[0].message.content in texts
-
-
-@pytest.mark.slow
-def test_a_model_is_loaded_again_once_its_memory_is_free(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until then it is shown as loaded: there may be no room for two."""
-    closing, goes_on, events, close = threading.Event(), threading.Event(), list[str](), Engine.close
-
-    def close_slowly(engine: Engine) -> None:
-        closing.set()
-        assert goes_on.wait(30)
-        close(engine)
-        events.append("closed")
-
-    def load(*arguments: Any) -> Engine:
-        events.append("loads")
-        return Engine(*arguments)
-
-    monkeypatch.setattr("outrider.server.models.Engine", load)
-    with serving({"tiny": tiny}, Settings(idle_seconds=0.2)) as live, ThreadPoolExecutor(1) as pool:
-        ask = live.client().completions.create
-        ask(model="tiny", prompt="Hi", max_tokens=1)
-        monkeypatch.setattr(Engine, "close", close_slowly)
-        assert closing.wait(30)
-        asked = pool.submit(ask, model="tiny", prompt="Hi", max_tokens=1)
-        wait_until(lambda: live.service.models.find("tiny").loading is not None)
-        assert [model.loaded for model in live.client().models.list()] == [True]
-        goes_on.set()
-        asked.result(30)
-        assert events[:3] == ["loads", "closed", "loads"]
-
-
-@pytest.mark.slow
-def test_a_model_in_use_is_not_unloaded(tiny: Path) -> None:
-    with serving({"tiny": tiny}, Settings(idle_seconds=0.01)) as live:
-        stream = live.client().completions.create(
-            model="tiny", prompt="The quick", max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
-        )
-        next(stream)
-        used = live.engine()
-        assert len(list(stream)) > 1
-        wait_until(lambda: not live.service.models.find("tiny").engine)
-        with pytest.raises(outrider.RequestError, match="closed"):
-            used.generate("Hi")
 
 
 def test_a_model_that_cannot_be_loaded_says_why(tiny: Path) -> None:

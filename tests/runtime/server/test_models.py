@@ -1,6 +1,7 @@
 """Which engine a request gets, by the state of the one before. The engines are fakes."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,35 @@ def test_a_client_that_leaves_while_it_waits_is_forgotten(run: Callable[[Test], 
             await rest()
             assert (model.num_users, model.num_answered) == (1, 1)
         assert await get(models, model) is not one
+
+    run(test)
+
+
+def test_a_model_is_loaded_again_once_its_memory_is_free(
+    run: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then it is shown as loaded: there may be no room for two."""
+    closing, goes_on, close = threading.Event(), threading.Event(), FakeEngine.close
+
+    def close_slowly(engine: FakeEngine) -> None:
+        closing.set()
+        assert goes_on.wait(30)
+        close(engine)
+
+    async def test(models: Models, model: Model) -> None:
+        one = await get(models, model)
+        monkeypatch.setattr(FakeEngine, "close", close_slowly)
+        unloading = asyncio.create_task(models.unload_idle(0))
+        await asyncio.to_thread(closing.wait, 30)
+        asked = asyncio.create_task(get(models, model))
+        await rest()
+        await asyncio.to_thread(int)  # had a load begun, it would have ended by now
+        assert (model.engine, model.info.loaded) == (None, True)
+        goes_on.set()
+        two = await asked
+        await unloading
+        assert one.is_closed
+        assert two.is_working
 
     run(test)
 

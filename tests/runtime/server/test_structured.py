@@ -1,14 +1,12 @@
 """Answers with a form, and calls of functions, through the official client."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from serving import MESSAGES, SCHEMA, TEMPLATE, serving
+from serving import MESSAGES, SCHEMA
 
 pytest.importorskip("llguidance", reason="the extra [structured]")
 
@@ -19,19 +17,8 @@ TOOLS: list[Any] = [
 ]
 
 
-@pytest.fixture(scope="module", params=["<tool_call></tool_call>", "<|tool_call_start|>", "<|tool_call>"])
-def caller_of_formats(request: pytest.FixtureRequest, tiny: Path) -> Iterator[Any]:
-    """A client of a model that was told to call functions in JSON, as Python does, or as Gemma does."""
-    with serving({"tiny": tiny}, calls=True) as live:
-        tokenizer: Any = live.engine().tokenizer
-        tokenizer.set_chat_template(TEMPLATE.replace("<tool_call></tool_call>", request.param))
-        yield live.client()
-
-
-@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look"}}], ids=["any", "one"])
-def test_functions_are_called(caller_of_formats: Any, choice: Any) -> None:
-    caller = caller_of_formats
+def test_functions_are_called(caller: Any, choice: Any) -> None:
     asked: dict[str, Any] = {
         "model": "tiny", "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice, "temperature": 1, "seed": 2,
         "max_tokens": 300,
