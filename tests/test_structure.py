@@ -322,12 +322,16 @@ def test_an_unknown_public_name_fails_as_usual() -> None:
 
 
 def test_mutations_find_their_places() -> None:
-    """They are run by hand: what they break has to be there still, once. A renamed line is noticed here."""
+    """They are run by hand: what they break has to be there still, once, and so have the tests that notice it."""
     mutations = runpy.run_path(str(Path(__file__).with_name("mutations.py")))["MUTATIONS"]
     places = [
         (mutation.name, (RUNTIME / mutation.path).read_text(encoding="utf-8"), mutation.old) for mutation in mutations
     ]
     assert [name for name, text, old in places if text.count(old) != 1] == []
+    for test in {test for mutation in mutations for test in mutation.tests.split()}:
+        path, _, name = test.partition("[")[0].partition("::")
+        file = Path(__file__).parent / "runtime" / path
+        assert file.is_dir() or f"def {name}" in file.read_text(encoding="utf-8"), test
 
 
 def test_ablations_find_their_places() -> None:

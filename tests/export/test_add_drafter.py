@@ -34,9 +34,10 @@ SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 5}
 
 
 SOME = ("eagle3", "dflash")  # one of each kind of backend; a bundle of all takes ten seconds to load
+ALL = (*KINDS, "dflash2")
 
 
-@pytest.fixture(scope="module", params=[SOME, pytest.param(KINDS, marks=pytest.mark.slow)], ids=["some", "all"])
+@pytest.fixture(scope="module", params=[SOME, pytest.param(ALL, marks=pytest.mark.slow)], ids=["some", "all"])
 def engine(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> outrider.Engine:
     """With several drafters."""
     root = tmp_path_factory.mktemp("added")
@@ -71,7 +72,7 @@ def test_several_answers_at_once_are_those_of_plain_decoding(engine: outrider.En
 
 def test_the_manifest_describes_them(engine: outrider.Engine) -> None:
     layers = ("hidden_states.0", "hidden_states.1", "hidden_states.2")
-    features: dict[str, Any] = {"eagle3": layers, "dflash": layers[1:], "dspark": layers[1:]}
+    features: dict[str, Any] = {"eagle3": layers, **dict.fromkeys(("dflash", "dflash2", "dspark"), layers[1:])}
     for entry in engine.bundle.manifest.drafters:
         assert entry.features == features.get(entry.kind, ("last_hidden_state",))
         assert entry.num_proposed_tokens == (len(TOKEN_MAP) if entry.kind == "eagle3" else None)

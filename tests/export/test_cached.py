@@ -418,14 +418,6 @@ def test_a_draft_model_is_for_models(tiny: Path) -> None:
 # ── whole or not at all
 
 
-@pytest.mark.parametrize("phase", ["hash main", "convert main", "hash"])
-def test_ctrl_c_leaves_nothing(file: Path, folder: Path, phase: str) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        open_bundle(file, progress=Told(raises=(phase, KeyboardInterrupt())))
-    assert not (folder / "bundles").exists() or shown_files(folder) == []
-    assert is_whole(opened(file)[0])
-
-
 def test_a_full_disk_is_told_before_the_work(file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10**5))
     with pytest.raises(ExportError, match="has 0.00 GB free. .* another folder with OUTRIDER_CACHE") as caught:
@@ -434,12 +426,19 @@ def test_a_full_disk_is_told_before_the_work(file: Path, folder: Path, monkeypat
     assert shown_files(folder) == []
 
 
-@pytest.mark.parametrize("phase", ["convert main", "hash"])
-def test_a_disk_that_fills_up_leaves_nothing(file: Path, folder: Path, phase: str) -> None:
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with pytest.raises(ExportError, match="cannot be written: .*No space left.*OUTRIDER_CACHE"):
-        open_bundle(file, progress=Told(raises=(phase, full)))
-    assert shown_files(folder) == []
+CTRL_C, FULL = KeyboardInterrupt(), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(("phase", "error", "says"), [
+    *((phase, CTRL_C, "^$") for phase in ("hash main", "convert main", "hash")),
+    *((phase, FULL, "cannot be written: .*No space left.*OUTRIDER_CACHE") for phase in ("convert main", "hash")),
+])  # fmt: skip
+def test_ctrl_c_and_a_disk_that_fills_up_leave_nothing(
+    file: Path, folder: Path, phase: str, error: BaseException, says: str
+) -> None:
+    with pytest.raises(KeyboardInterrupt if error is CTRL_C else ExportError, match=says):
+        open_bundle(file, progress=Told(raises=(phase, error)))
+    assert not (folder / "bundles").exists() or shown_files(folder) == []
     assert is_whole(opened(file)[0])
 
 

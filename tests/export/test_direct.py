@@ -48,7 +48,7 @@ from outrider_export.direct.pack import matrices_of, pack
 from outrider_export.direct.rope import rope_of
 from outrider_export.direct.save import save
 from outrider_export.direct.sizes import MLP, MOE, Blocks, block_kinds
-from outrider_export.direct.weights import layer_name
+from outrider_export.direct.weights import Weights, layer_name
 from outrider_export.heads.own import find_own
 from outrider_export.sources.gguf_reader import read_header
 from outrider_export.sources.peft_adapter import Change, LoraAdapter
@@ -82,7 +82,10 @@ def saved(name: str, folder: Path, **changes: Any) -> tuple[Any, Path]:
 
 def graph_of(path: Path, weights: str, scratch: Path) -> ov.Model:
     """The converted model, written and read again."""
-    found = open_weights(path, path.suffix == ".gguf")
+    return graph_with(open_weights(path, path.suffix == ".gguf"), weights, scratch)
+
+
+def graph_with(found: Weights, weights: str, scratch: Path) -> ov.Model:
     scratch.mkdir()
     packed = pack(found, weights, scratch / "model.bin", lambda _: None)
     save(*build(found.decoder, found, packed), scratch / "model.xml")
@@ -234,6 +237,7 @@ def test_numbers_that_configurations_say_otherwise() -> None:
     ("gemma4_text", {"num_kv_shared_layers": 5}, "no layer of the kind 'full_attention' with keys and values of"),
     ("gemma4_text", {"attention_k_eq_v": True}, "no 'num_global_key_value_heads' in its configuration"),
     ("gemma4_text", {"global_head_dim": 1 << 21}, "with heads of 2097152 numbers"),
+    ("llama4_text", {"num_experts_per_tok": 2}, "=2, and what an expert reads can be scaled for one only"),
     ("gemma4_text", {"per_layer_config": {"00": {"head_dim": 32}}}, "per_layer_config="),
 ])  # fmt: skip
 def test_what_has_to_go_through_pytorch(name: str, change: dict[str, Any], says: str) -> None:
@@ -607,9 +611,8 @@ def test_adapters_change_rows_in_another_order(
         changes[f"model.language_model.layers.0.{target}"] = Change(down, up, 0.5)
     weights = open_weights(path, is_gguf)
     weights.merge(LoraAdapter("adapter", "", changes, None))
-    packed = pack(weights, "fp32", tmp_path / "model.bin", lambda _: None)
-    save(*build(weights.decoder, weights, packed), tmp_path / "model.xml")
-    assert error_of(logits(ov.Core().read_model(tmp_path / "model.xml")), logits_of(model, TOKENS)) < 1e-5
+    graph = graph_with(weights, "fp32", tmp_path / "scratch")
+    assert error_of(logits(graph), logits_of(model, TOKENS)) < 1e-5
 
 
 @pytest.mark.fast_cases(2)
@@ -634,9 +637,8 @@ def test_no_adapter_is_without_effect(
         return
     weights.merge(adapter)
     model.get_submodule(f"model.{module}").weight.data += torch.from_numpy(change.up @ change.down)
-    packed = pack(weights, "fp32", tmp_path / "model.bin", lambda _: None)
-    save(*build(weights.decoder, weights, packed), tmp_path / "model.xml")
-    assert error_of(logits(ov.Core().read_model(tmp_path / "model.xml")), logits_of(model, TOKENS)) < 1e-5
+    graph = graph_with(weights, "fp32", tmp_path / "scratch")
+    assert error_of(logits(graph), logits_of(model, TOKENS)) < 1e-5
 
 
 def test_blocks_become_layers_of_two_parts() -> None:
@@ -816,16 +818,6 @@ def changed_gguf(plain: Path, path: Path, metadata: dict[str, Any], tensors: dic
     return path
 
 
-def test_llama3_files_divide_frequencies(llama_file: Path, tmp_path: Path) -> None:
-    """rope_freqs.weight, as in GGUF files of Llama 3.1 and later."""
-    divisors = np.linspace(1, 8, 8, dtype=np.float32)
-    path = changed_gguf(llama_file, tmp_path / "scaled.gguf", {}, {"rope_freqs.weight": divisors})
-    plain, found = (
-        open_weights(each, is_gguf=True).decoder.ropes["full_attention"].frequencies for each in (llama_file, path)
-    )
-    assert np.allclose(found, plain / divisors)
-
-
 @pytest.mark.parametrize("parts", [("short", "long"), ("short",)])
 def test_files_with_factors_of_long_texts(parts: tuple[str, ...], llama_file: Path, tmp_path: Path) -> None:
     """rope_factors_*.weight, as in GGUF files of Phi 3.5 and Phi 4 mini; without the second, the context ends."""
@@ -835,20 +827,24 @@ def test_files_with_factors_of_long_texts(parts: tuple[str, ...], llama_file: Pa
     assert (found.long_from, found.context_length) == ((128, None) if "long" in parts else (0, 128))
 
 
-@pytest.mark.parametrize(("metadata", "factor"), [
-    ({"llama.rope.scale_linear": 4.0}, 4),
-    ({"llama.rope.scaling.factor": 4.0}, 4),
-    ({"llama.rope.scaling.factor": 4.0, "llama.rope.scaling.type": "none"}, 1),
-    ({"llama.rope.scaling.factor": 4.0, "llama.rope.scaling.type": "linear"}, 4),
-    ({"llama.rope.scaling.factor": 0.0}, 1),
+DIVISORS = np.linspace(1, 8, 8, dtype=np.float32)
+
+
+@pytest.mark.parametrize(("metadata", "tensors", "divisor"), [
+    ({"llama.rope.scale_linear": 4.0}, {}, 4),
+    ({"llama.rope.scaling.factor": 4.0}, {}, 4),
+    ({"llama.rope.scaling.factor": 4.0, "llama.rope.scaling.type": "none"}, {}, 1),
+    ({"llama.rope.scaling.factor": 4.0, "llama.rope.scaling.type": "linear"}, {}, 4),
+    ({"llama.rope.scaling.factor": 0.0}, {}, 1),
+    ({}, {"rope_freqs.weight": DIVISORS}, DIVISORS),  # as in GGUF files of Llama 3.1 and later
 ])  # fmt: skip
-def test_linear_scaling_as_llamacpp_reads_it(
-    metadata: dict[str, Any], factor: float, llama_file: Path, tmp_path: Path
+def test_frequencies_are_divided_as_llamacpp_does(
+    metadata: dict[str, Any], tensors: dict[str, Any], divisor: Any, llama_file: Path, tmp_path: Path
 ) -> None:
-    found = open_weights(changed_gguf(llama_file, tmp_path / "scaled.gguf", metadata, {}), is_gguf=True).decoder
+    found = open_weights(changed_gguf(llama_file, tmp_path / "scaled.gguf", metadata, tensors), is_gguf=True).decoder
     plain = open_weights(llama_file, is_gguf=True).decoder
     frequencies, expected = (each.ropes["full_attention"].frequencies for each in (found, plain))
-    assert np.allclose(frequencies, expected / factor)
+    assert np.allclose(frequencies, expected / divisor)
 
 
 def test_a_gguf_file_says_how_many_numbers_of_a_head_rotate(llama_file: Path, tmp_path: Path) -> None:

@@ -1,7 +1,4 @@
-"""DSpark and DFlash 2 draft what their published forms do, step by step over the whole vocabulary.
-
-The text is plain decoding's.
-"""
+"""DSpark and DFlash 2 draft what their published forms do, step by step over the whole vocabulary."""
 
 import json
 import shutil
@@ -26,8 +23,6 @@ from outrider.types import Committed, DraftRequest, Noise, TokenSequence
 from outrider_export.bundles.drafters import add_drafter
 from outrider_export.heads.formats import read_head
 
-PROMPT = "def quicksort(items):\n    if len(items) <= 1:\n        return items\n" * 3
-ANSWER: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True, "num_assistant_tokens": 3}
 MAIN = Geometry("qwen2", 2, 4, 2, 16, 64, 512, 448)
 FORMS = [kind.removeprefix("dspark").strip() or "vanilla" for kind in DSPARKS]
 
@@ -291,27 +286,6 @@ def test_the_likeliest_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (np.diff(found) > 0).all()
         assert min(8, size) <= len(found) <= (size if size < 256 else 40)
         assert np.delete(logits, found).max(initial=-np.inf) < values.min()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("few", [False, True])
-def test_texts_are_those_of_plain_decoding(bundle: Bundle, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if few:
-        monkeypatch.setattr(markov, "NUM_CANDIDATES", 3)
-    with outrider.load(bundle.folder, cache_size=0.02) as engine:
-        sampled: list[dict[str, Any]] = [{}, {"temperature": 1.0}, {"temperature": 0.8, "top_k": 20}]
-        for options in sampled:
-            options = {**options, "seed": 6}
-            plain = engine.generate(PROMPT, drafter=None, **ANSWER, **options)
-            for entry in bundle.manifest.drafters:
-                drafted = engine.generate(PROMPT, drafter=entry.name, **ANSWER, **options)
-                assert drafted.token_ids == plain.token_ids
-                assert drafted.stats.num_draft_tokens >= drafted.stats.num_drafts > 3
-        for entry in bundle.manifest.drafters:  # with the controller, and with rejection sampling
-            plain = engine.generate(PROMPT, drafter=None, max_new_tokens=20)
-            assert engine.generate(PROMPT, drafter=entry.name, max_new_tokens=20).token_ids == plain.token_ids
-            drawn = engine.generate(PROMPT, drafter=entry.name, temperature=1.0, sampling="rejection", **ANSWER)
-            assert drawn.stats.num_draft_tokens >= drawn.stats.num_drafts > 3
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

@@ -25,9 +25,8 @@ from encoder_decoders import (
 from outrider.bundle.fit import check_fit
 from outrider.cli import run
 from outrider.engine.engine import Engine
-from outrider.errors import BundleError, ExportError, OptionError, OutriderError
+from outrider.errors import BundleError, ExportError, OutriderError
 from outrider.inputs.audio import log_mel
-from outrider.types import EncoderSource, Prompt
 from outrider_export import export_bundle
 
 TEXTS = (
@@ -128,27 +127,6 @@ def test_copies_come_from_the_source(reader: Engine) -> None:
     assert reference.followers(match).token_id == source[3]
 
 
-@pytest.mark.parametrize(("prompt", "options", "message"), [
-    ([{"role": "user", "content": "hello"}], {}, "no chat"),
-    (np.zeros(16_000, dtype=np.float32), {}, "reads text"),
-    (Prompt([0]), {}, "has a source"),
-    (Prompt([0], source=EncoderSource.of_audio(np.zeros((80, 3000), dtype=np.float32))), {}, "reads text"),
-    ("", {}, "empty"),
-    ("hello", {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}, "chat template"),
-], ids=["messages", "audio", "no source", "features", "empty", "tools"])  # fmt: skip
-def test_t5_refuses(reader: Engine, prompt: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(OutriderError, match=message) as error:
-        reader.generate(prompt, **options)
-    assert "\n" not in str(error.value)
-
-
-def test_t5_has_no_chat_and_hears_nothing(reader: Engine) -> None:
-    with pytest.raises(OptionError, match="template"):
-        reader.chat()
-    with pytest.raises(OptionError, match="reads text, not audio"):
-        reader.transcribe(tone(1))
-
-
 def test_whisper_features_are_transformers() -> None:
     from transformers import WhisperFeatureExtractor
 
@@ -224,28 +202,6 @@ def test_whisper_files_and_command(listener: Engine, tmp_path: Path, capsys: pyt
     said = capsys.readouterr().err
     assert "bad.wav" in said
     assert "ffmpeg" in said
-
-
-@pytest.mark.parametrize(("audio", "options", "message"), [
-    (None, {}, "Give float32 samples"),
-    (np.zeros(0, dtype=np.float32), {}, "empty"),
-    (np.full(100, np.nan, dtype=np.float32), {}, "Sample 0 of the audio is nan"),
-    (np.zeros((2, 100), dtype=np.float32), {}, "one channel"),
-    (np.zeros(100, dtype=np.int16), {}, "Divide 16-bit samples"),
-    (np.zeros(100, dtype=np.float32), {"sampling_rate": 80}, "80 samples a second"),
-    (np.zeros(100, dtype=np.float32), {"language": "xx"}, "language='xx' is not known"),
-    (np.zeros(100, dtype=np.float32), {"task": "sing"}, "task='sing' is not known"),
-    ("missing.wav", {}, "missing.wav"),
-], ids=["none", "no samples", "nan", "stereo", "integers", "rate", "language", "task", "no file"])  # fmt: skip
-def test_whisper_refuses(listener: Engine, audio: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(OutriderError, match=message) as error:
-        listener.transcribe(audio, **options)
-    assert "\n" not in str(error.value)
-
-
-def test_whisper_reads_no_text(listener: Engine) -> None:
-    with pytest.raises(OptionError, match="Use engine.transcribe"):
-        listener.generate("hello")
 
 
 @pytest.mark.parametrize("pair", ["t5", "marian", "whisper"])

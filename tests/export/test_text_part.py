@@ -17,9 +17,7 @@ from outrider_export.describe.geometry import geometry_of_config
 from outrider_export.describe.parts import report_of
 from outrider_export.describe.plan import check_route
 from outrider_export.direct import archs
-from outrider_export.direct.arch import NotDirect
 from outrider_export.direct.convert import convert
-from outrider_export.direct.describe import describe
 from outrider_export.progress import Silent
 from outrider_export.sources.safetensors import count_weights
 from outrider_export.sources.source import locate, read_config, text_part
@@ -121,12 +119,6 @@ def test_llama_4_is_read_without_images_up_to_its_first_chunk(tmp_path: Path) ->
     assert any("Its context length is 128: see 'Llama 4' in docs/models.md" in note for note in told.notes)
     found = logits_of_ir(tmp_path / "ir" / "openvino_model.xml", TOKENS)
     assert error_of(found, logits_of(model, TOKENS)) < 5e-6
-
-
-def test_experts_that_read_scaled_rows_are_one_a_token() -> None:
-    config = {"model_type": "llama4_text", **CONFIGS["llama4_text"], "num_experts_per_tok": 2}
-    with pytest.raises(NotDirect, match="num_experts_per_tok=2, and what an expert reads can be scaled for one only"):
-        describe(config)
 
 
 def test_a_text_part_with_a_class_of_its_own_hides_no_images(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import random
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -292,25 +291,6 @@ def test_cancelled_before_it_began(engine: outrider.Engine) -> None:
     assert (result.finish_reason, result.text, result.token_ids) == ("cancelled", "", [])
     assert chat.retry().token_ids == engine.generate("hello", max_new_tokens=20, drafter=None).token_ids
     assert chat.cancel() is False
-
-
-def test_a_real_model_reads_only_what_is_new(smollm2: Path) -> None:
-    """And goes on as if it had read all of it, drafting or not."""
-    options: dict[str, Any] = {"cache_size": 0.5, "max_new_tokens": 30}
-    with outrider.load(smollm2, **options) as engine:
-        chats = [engine.chat("You are terse.", drafter=drafter) for drafter in (None, "auto")]
-        for chat in chats:
-            for words in ("Name three colours.", "And three animals, in the same way.", "Which of these are red?"):
-                before = len(chat.token_ids)
-                result = chat.send(words)
-                assert result.stats.num_cached_tokens >= before - 32
-                assert before < result.stats.num_prompt_tokens
-        assert chats[0].turns == chats[1].turns
-    with outrider.load(smollm2, drafter=None, enable_prefix_caching=False, **options) as plain:
-        for turn in chats[0].turns:
-            *earlier, (begin, end) = turn.answers
-            whole = plain.generate(outrider.Prompt(turn.token_ids[:begin], answers=earlier))
-            assert tuple(whole.token_ids[: end - begin]) == turn.token_ids[begin:]
 
 
 def test_an_answer_that_was_cut_within_a_character_goes_on_before_it() -> None:

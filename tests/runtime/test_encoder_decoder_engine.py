@@ -10,7 +10,7 @@ from calls import rows_of_call
 from encoder_decoder_toy import START, VOCAB, save_encoder_decoder
 from outrider.config import Config
 from outrider.engine.engine import Engine
-from outrider.errors import OptionError, RequestError
+from outrider.errors import OptionError, OutriderError, RequestError
 from outrider.models.backends.encoder_decoder import EncoderDecoder
 from outrider.models.tuning.measure.readings import compare_readings
 from outrider.testing import ToyTokenizer
@@ -155,9 +155,28 @@ def test_what_such_models_lack(engine: Engine, options: dict[str, Any], message:
         Engine(engine.bundle, Config().replace(drafter=None, **options), tokenizer=ToyTokenizer())
 
 
-def test_there_is_no_chat_and_no_tree(engine: Engine, backend: EncoderDecoder) -> None:
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+@pytest.mark.parametrize(("prompt", "options", "message"), [
+    ([{"role": "user", "content": "hello"}], {}, "no chat"),
+    (np.zeros(16_000, dtype=np.float32), {}, "reads text"),
+    (Prompt([0]), {}, "has a source"),
+    (Prompt([0], source=EncoderSource.of_audio(np.zeros((80, 3000), dtype=np.float32))), {}, "reads text"),
+    ("", {}, "empty"),
+    ("hello", {"tools": [TOOL]}, "chat template"),
+], ids=["messages", "audio", "no source", "features", "empty", "tools"])  # fmt: skip
+def test_what_is_no_text_is_refused(engine: Engine, prompt: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OutriderError, match=message) as error:
+        engine.generate(prompt, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_there_is_no_chat_no_sound_and_no_tree(engine: Engine, backend: EncoderDecoder) -> None:
     with pytest.raises(OptionError, match="template"):
         engine.chat()
+    with pytest.raises(OptionError, match="reads text, not audio"):
+        engine.transcribe(np.zeros(16_000, dtype=np.float32))
     slot = backend.open(8)
     assert slot is not None
     assert slot.fork(2, 2) == 0

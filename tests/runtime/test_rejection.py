@@ -49,7 +49,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {"drafter": None},
     "draft": {"drafter": "draft", "num_assistant_tokens": 3},
     "draft of one": {"drafter": "draft", "num_assistant_tokens": 1},  # a bonus token after an accepted one
-    "ngram": {"drafter": "ngram", "num_assistant_tokens": 3},
     "auto": {"drafter": "auto"},
     "suffix": {"drafter": "suffix", "num_assistant_tokens": 3},
 }

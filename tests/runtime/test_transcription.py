@@ -28,7 +28,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.transcription import Transcriber
 from outrider.engine.transcription_options import FALLBACK_TEMPERATURES, TranscriptionOptions
 from outrider.engine.transcription_windows import compression_ratio, cut
-from outrider.errors import OptionError
+from outrider.errors import OptionError, OutriderError
 from outrider.types import Prompt, TokenLogprobs
 from toys import load_toy
 
@@ -307,6 +307,27 @@ def test_drafted_is_plain(listener: Engine, tmp_path: Path, options: dict[str, A
         assert sum(window.stats.num_accepted_tokens for window in found.windows)
     again = listener.transcribe(tone(2.2), **common)
     assert again.segments == plain.segments
+
+
+SILENCE = np.zeros(100, dtype=np.float32)
+
+
+@pytest.mark.parametrize(("audio", "options", "message"), [
+    (None, {}, "Give float32 samples"),
+    (SILENCE[:0], {}, "empty"),
+    (np.full(100, np.nan, dtype=np.float32), {}, "Sample 0 of the audio is nan"),
+    (np.zeros((2, 100), dtype=np.float32), {}, "one channel"),
+    (np.zeros(100, dtype=np.int16), {}, "Divide 16-bit samples"),
+    (SILENCE, {"sampling_rate": 80}, "80 samples a second"),
+    (SILENCE, {"language": "xx"}, "language='xx' is not known"),
+    ("missing.wav", {}, "missing.wav"),
+], ids=["none", "no samples", "nan", "stereo", "integers", "rate", "language", "no file"])  # fmt: skip
+def test_what_is_no_sound_is_refused(listener: Engine, audio: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OutriderError, match=message) as error:
+        listener.transcribe(audio, **options)
+    assert "\n" not in str(error.value)
+    with pytest.raises(OptionError, match="Use engine.transcribe"):
+        listener.generate("hello")
 
 
 def test_timestamps_change_no_text(listener: Engine) -> None:

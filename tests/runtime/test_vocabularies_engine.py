@@ -28,7 +28,6 @@ def rewrite(bundle: Bundle, **changes: Any) -> None:
 Way = Literal["intersection", "text"]
 LETTERS = [bytes([i]) for i in b"abcdefghijklmnop"]
 DRAFTS = {
-    "permuted": LETTERS[::-1],
     "partial": [*LETTERS[3:12], b"?", b"!", b"p"],
     "longer": [*LETTERS[:9], b"ab", b"abc", b"ba", b"cd", b"p"],
 }
@@ -50,9 +49,7 @@ def make_engine(bundle: Bundle, draft: list[bytes] = LETTERS) -> outrider.Engine
     return outrider.Engine(bundle, CONFIG, tokenizer=ToyTokenizer(LETTERS), draft_tokenizer=ToyTokenizer(draft))
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=pytest.mark.slow if "permuted" in name else ()) for name in PAIRS]
-)
+@pytest.fixture(scope="module", params=PAIRS)
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> outrider.Engine:
     pair, folder = PAIRS[request.param], tmp_path_factory.mktemp("pair")
     bundle = save_toy_bundle(folder, tokens=LETTERS, draft_noise=0.15, seed=1, **pair)
