@@ -17,7 +17,7 @@ import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,8 +107,8 @@ def calculate(place: Path, tokenizer: Path, name: str) -> dict[str, Any]:
     from outrider_export.direct.convert import describe_layers, open_weights
     from outrider_export.sources.source import read_config
 
-    def room(_: Path, layouts: Iterable[tuple[Any, tuple[int, ...]]], __: Any) -> list[tuple[Any, int]]:
-        return [(np.broadcast_to(np.zeros((), dtype), shape), 0) for dtype, shape in layouts]
+    def room(_: Path, layouts: Iterable[tuple[Any, tuple[int, ...]]], __: Any) -> list[Any]:
+        return [Mock(numbers=np.broadcast_to(np.zeros((), dtype), shape)) for dtype, shape in layouts]
 
     with tempfile.TemporaryDirectory(dir=place) as made:
         folder = Path(made) / "empty"
@@ -119,7 +119,7 @@ def calculate(place: Path, tokenizer: Path, name: str) -> dict[str, Any]:
             for form in FORMATS:
                 packed = pack.pack(weights, form, folder, lambda _: None).values()
                 parts = [array for each in packed for array in (each.codes, each.zero_points, each.scales)]
-                found[form] = sum(array.nbytes for array in parts) / 1e9
+                found[form] = sum(array.numbers.nbytes for array in parts) / 1e9
         import msgspec
 
         geometry = geometry_of_config(read_config(folder), folder)

@@ -759,8 +759,9 @@ def test_mxfp4_is_read_and_kept_exactly_in_8_bits(tmp_path: Path) -> None:
     packed = pack(weights, "int8", tmp_path / "int8", lambda _: None)
     for name, matrix in packed.items():
         if ".experts." in name:
-            grouped = matrix.codes.astype(np.float32).reshape(*matrix.scales.shape, 32)
-            kept = ((grouped - matrix.zero_points[..., None]) * matrix.scales[..., None]).reshape(matrix.shape)
+            codes, zeros, scales = (part.numbers for part in (matrix.codes, matrix.zero_points, matrix.scales))
+            grouped = codes.astype(np.float32).reshape(*scales.shape, 32)
+            kept = ((grouped - zeros[..., None]) * scales[..., None]).reshape(matrix.shape)
             assert np.array_equal(kept, weights.matrix(name).read(slice(None)))
     found = logits(graph_of(folder, "int8", tmp_path / "again"))
     assert divergence(found, logits_of(model, TOKENS)) < 0.05

@@ -21,6 +21,7 @@ from outrider.models.backends.projections import ATTENTION
 from outrider_export.direct.decoder import Decoder, Layer
 from outrider_export.direct.onnx_pack import OnnxMatrix, packed_name
 from outrider_export.direct.own_codes import GROUP
+from outrider_export.direct.pack import FileArray
 from outrider_export.direct.rope import Rope
 from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, Weights, layer_name
 from outrider_export.onnx.files import import_onnx, point_to
@@ -48,12 +49,10 @@ def _of_kind(name: str, kind: str, ropes: Mapping[str, Rope]) -> str:
     return name if len(ropes) == 1 else f"{name}.{kind}"
 
 
-def build(
-    decoder: Decoder, weights: Weights, packed: Mapping[str, OnnxMatrix], others: Mapping[str, tuple[NDArray[Any], int]]
-) -> Any:
+def build(decoder: Decoder, weights: Weights, packed: Mapping[str, OnnxMatrix], others: Mapping[str, FileArray]) -> Any:
     """The graph, an `onnx.ModelProto`, whose matrices are in the file of weights.
 
-    others: arrays that are there, too, and their offsets: those of `rotations`.
+    others: arrays that are there, too: those of `rotations`.
     """
     return _Builder(decoder, weights, packed, others).model()
 
@@ -64,18 +63,18 @@ class _Builder:
         decoder: Decoder,
         weights: Weights,
         packed: Mapping[str, OnnxMatrix],
-        others: Mapping[str, tuple[NDArray[Any], int]],
+        others: Mapping[str, FileArray],
     ) -> None:
         self.decoder, self.weights, self.packed = decoder, weights, packed
         self.onnx = import_onnx()
         self.nodes: list[Any] = []
         self.tensors: dict[str, Any] = {}
         self.widened: set[str] = set()
-        for name, (values, offset) in others.items():
-            self._stored(name, values, offset)
+        for name, array in others.items():
+            self._stored(name, array)
         for name, matrix in packed.items():
-            for end, (values, offset) in matrix.arrays.items():
-                self._stored(f"{name}.{end}", values, offset)
+            for end, array in matrix.arrays.items():
+                self._stored(f"{name}.{end}", array)
 
     def model(self) -> Any:
         decoder, helper = self.decoder, self.onnx.helper
@@ -316,9 +315,10 @@ class _Builder:
         self.tensors[name] = self.onnx.numpy_helper.from_array(np.asarray(values), name)
         return name
 
-    def _stored(self, name: str, values: NDArray[Any], offset: int) -> None:
+    def _stored(self, name: str, array: FileArray) -> None:
         """A constant in the file of weights."""
+        values = array.numbers
         kind = self.onnx.helper.np_dtype_to_tensor_dtype(values.dtype)
         tensor = self.onnx.TensorProto(name=name, data_type=kind, dims=values.shape)
-        point_to(tensor, offset, values.nbytes)
+        point_to(tensor, array.offset, values.nbytes)
         self.tensors[name] = tensor

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from outrider.models.backends.projections import ATTENTION
 from outrider_export.direct.codes import paired, rounded
 from outrider_export.direct.own_codes import GROUP, LARGEST, OwnForm, forms_of, keep, keep_minima, num_sums
-from outrider_export.direct.pack import allocate, matrices_of, read_all
+from outrider_export.direct.pack import FileArray, allocate, matrices_of, read_all
 from outrider_export.direct.weights import EMBEDDING, HEAD, Rows, StoredMatrix, Weights, below_each_other, layer_name
 from outrider_export.onnx.files import alignment
 from outrider_export.onnx.matrices import BLOCK, in_blocks, quantise
@@ -45,28 +45,28 @@ _PACKED = "self_attn.qkv_proj"  # queries, keys and values by one product
 class OnnxMatrix:
     """A matrix of a model in ONNX.
 
-    bits: 8 or 4; 0 for float32. block: columns that share a scale. arrays: constants by the end of their names, each
-    with its offset in the file. In 8 and 4 bits "weight": uint8 [rows, blocks, bytes], "scales": float32 [rows,
-    blocks], in 4 bits "zero_points": uint8 [rows, bytes], two a byte, or "minima" as the scales. In float32 "weight":
-    [columns, rows], or [rows, columns] where `is_by_rows`. has_codes: whether it keeps those of its source. sums:
+    bits: 8 or 4; 0 for float32. block: columns that share a scale. arrays: constants by the end of their names. In 8
+    and 4 bits "weight": uint8 [rows, blocks, bytes], "scales": float32 [rows, blocks], in 4 bits "zero_points": uint8
+    [rows, bytes], two a byte, or "minima" as the scales. In float32 "weight": [columns, rows], or [rows, columns] where
+    `is_by_rows`. has_codes: whether it keeps those of its source. sums:
     further columns, see `own_codes`.
     """
 
     shape: tuple[int, ...]
     bits: int
     block: int
-    arrays: Mapping[str, tuple[NDArray[Any], int]]
+    arrays: Mapping[str, FileArray]
     has_codes: bool = False
     sums: int = 0
 
     @property
     def is_by_rows(self) -> bool:
         """Whether float32 weights are [rows, columns], as an embedding's; those of a square matrix are, too."""
-        return self.arrays["weight"][0].shape == self.shape
+        return self.arrays["weight"].numbers.shape == self.shape
 
     def put(self, part: slice, matrix: StoredMatrix) -> None:
         """Round some rows of a matrix."""
-        weight = self.arrays["weight"][0]
+        weight = self.arrays["weight"]
         if self.bits == 4 and self.has_codes and matrix.blocks is not None:
             self._keep(part, matrix.blocks(part))
             return
@@ -75,9 +75,9 @@ class OnnxMatrix:
             if self.is_by_rows:
                 weight[part] = values
             else:
-                weight[:, part] = values.T
+                weight.numbers[:, part] = values.T
         elif self.bits == 8:
-            weight[part], self.arrays["scales"][0][part] = quantise(values, self.block)
+            weight[part], self.arrays["scales"][part] = quantise(values, self.block)
         elif self.has_codes:
             self._keep(part, values)
         else:
@@ -89,13 +89,12 @@ class OnnxMatrix:
         if "minima" not in self.arrays:
             self._put_codes(part, *keep(values, self.sums))
             return
-        weight = self.arrays["weight"][0]
-        codes, self.arrays["scales"][0][part], self.arrays["minima"][0][part] = keep_minima(values)
-        weight[part] = paired(codes).reshape(len(values), *weight.shape[1:])
+        codes, self.arrays["scales"][part], self.arrays["minima"][part] = keep_minima(values)
+        self.arrays["weight"][part] = paired(codes)
 
     def _put_codes(self, part: slice, codes: Numbers, zero_points: Numbers, scales: Numbers) -> None:
-        self.arrays["weight"][0][part] = paired(codes).reshape(len(codes), -1, self.block // 2)
-        self.arrays["zero_points"][0][part], self.arrays["scales"][0][part] = paired(zero_points), scales
+        self.arrays["weight"][part] = paired(codes)
+        self.arrays["zero_points"][part], self.arrays["scales"][part] = paired(zero_points), scales
 
 
 def pack(
@@ -106,8 +105,8 @@ def pack(
     others: Mapping[str, NDArray[Any]],
     *,
     keep_finer: bool = True,
-) -> tuple[dict[str, OnnxMatrix], dict[str, tuple[NDArray[Any], int]]]:
-    """Round all matrices of a decoder, by their names, and write other arrays after them; these with their offsets.
+) -> tuple[dict[str, OnnxMatrix], dict[str, FileArray]]:
+    """Round all matrices of a decoder, by their names, and write other arrays after them.
 
     kind: "int8", "int4" or "fp32". path: a new file. advance: called with bytes read. Queries, keys and values of a
     layer are one matrix `self_attn.qkv_proj`, unless there is a norm between product and attention. keep_finer: as for
@@ -131,8 +130,8 @@ def pack(
         sums = max(block * blocks - shape[1], 0) if has_codes else 0
         packed[name] = OnnxMatrix(shape, bits, block, dict(zip(arrays, places, strict=False)), has_codes, sums)
     placed = dict(zip(others, places, strict=True))
-    for name, (array, _) in placed.items():
-        array[...] = others[name]
+    for name, array in placed.items():
+        array.numbers[...] = others[name]
     read_all(found, lambda name, part: packed[name].put(part, found[name]), advance)
     return packed, placed
 
