@@ -9,6 +9,7 @@ If anything fails before `commit`, Ctrl-C included, no files are left, and an ol
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -21,10 +22,10 @@ from typing import Self
 import msgspec
 
 from outrider.bundle.fields import NAME
-from outrider.bundle.folder import Bundle, read_bundle
-from outrider.bundle.hashes import list_files
+from outrider.bundle.folder import HASHED_BYTES, Bundle, read_bundle
+from outrider.bundle.hashes import list_files, sha256_of
 from outrider.bundle.kinds import RESERVED_NAMES
-from outrider.bundle.manifest import MANIFEST_NAME, write_manifest
+from outrider.bundle.manifest import MANIFEST_NAME, FileEntry, replace_manifest, write_manifest
 from outrider.errors import ExportError, OptionError
 from outrider.system.files import why
 from outrider_export.progress import Progress
@@ -50,6 +51,7 @@ class Target:
         self.output = output.expanduser().absolute()
         self.overwrite = overwrite
         self.leftovers = sorted(self.output.parent.glob(f".{self.output.name}.partial-*"))
+        self.known: dict[str, FileEntry] = {}  # files that need not be hashed now
         self._made: list[Path] = []  # parents that did not exist
 
     def __enter__(self) -> Self:
@@ -71,6 +73,28 @@ class Target:
         self.new.mkdir()
         self.scratch.mkdir()
         return self
+
+    @property
+    def unknown(self) -> dict[str, Path]:
+        """The other files of the new bundle."""
+        files = {path.relative_to(self.new).as_posix(): path for path in self.new.rglob("*") if path.is_file()}
+        return {name: path for name, path in files.items() if name not in self.known}
+
+    def take_over(self, other: Bundle, part: str) -> None:
+        """Link the files of a part of another bundle."""
+        shutil.copytree(other.folder / part, self.new / part, copy_function=link_or_copy)
+        self.known |= {entry.path: entry for entry in other.files_of(part)}
+
+    def forget(self, part: str) -> None:
+        """Have the files of a part hashed again, as some were written anew."""
+        self.known = {name: entry for name, entry in self.known.items() if not name.startswith(f"{part}/")}
+
+    def hash_later(self, made_from: str) -> None:
+        """Identify large files by what the bundle is made of: they are hashed while nobody waits, see `hash_rest`."""
+        for name, path in self.unknown.items():
+            if (size := path.stat().st_size) > HASHED_BYTES:
+                identity = hashlib.sha256(f"{made_from} {name}".encode()).hexdigest()
+                self.known[name] = FileEntry(name, size, None, identity)
 
     def commit(self) -> None:
         """Rename the new bundle to its final name, and delete the old one, if any.
@@ -165,6 +189,14 @@ def rewrite(
     except OSError as error:
         raise ExportError(f"{folder} cannot be written: {error}.") from error
     return read_bundle(folder)
+
+
+def hash_rest(bundle: Bundle) -> None:
+    """Find the hashes of a bundle's files that are not known yet, and write them to its manifest."""
+    hashes = {file.path: sha256_of(bundle.folder / file.path) for file in bundle.manifest.files if file.sha256 is None}
+    now = read_bundle(bundle.folder).manifest  # it took seconds
+    files = tuple(msgspec.structs.replace(file, sha256=file.sha256 or hashes.get(file.path)) for file in now.files)
+    replace_manifest(bundle.folder, msgspec.structs.replace(now, files=files))
 
 
 def link_or_copy(source: str | Path, target: str | Path) -> None:

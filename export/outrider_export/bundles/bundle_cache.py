@@ -227,7 +227,7 @@ class BundleCache:
                     known.setdefault((file.size, file.sha256), []).append(entry.folder / file.path)
         for file in made.manifest.files:
             own, others = made.folder / file.path, known.get((file.size, file.sha256), [])
-            if file.size < _LARGE:
+            if file.size < _LARGE or file.sha256 is None:
                 continue
             for other in others:
                 if own.samefile(other):  # it was taken over

@@ -28,7 +28,6 @@ from outrider.system.files import usable
 from outrider.system.together import start
 from outrider.version import __version__
 from outrider_export.bundles.convert_model import convert_model, convert_tokenizer, describe_drafter, describe_tokenizer
-from outrider_export.bundles.written import Written
 from outrider_export.describe.pairing import Pairing, pair_vocabularies
 from outrider_export.describe.plan import DEFAULT_WEIGHTS as MAIN_WEIGHTS
 from outrider_export.describe.plan import (
@@ -116,7 +115,7 @@ class ExportRequest:
     overwrite: bool = False
     for_this_machine: bool = True
     main_from: Bundle | None = None  # of the same main model, whose files are taken over
-    hashes_sources: bool = True  # whether the manifest has the sha256 of GGUF files
+    made_from: str | None = None  # says what a bundle is made of: neither sources nor large weights are hashed then
 
 
 class Export:
@@ -251,54 +250,51 @@ class Export:
         folders = ["tokenizer", *(None if p.vocabulary == "same" else "draft-tokenizer" for p in pairings)]
         encoders = [encoder_decoder.place_encoder(plan, plans[0], progress) for plan in plans]
         plans = [dataclasses.replace(p, encoder=encoder) for p, encoder in zip(plans, encoders, strict=True)]
-        written = Written(target.new)
         entries = []
-        with start(self._tokenizers(target, plans, folders, written)) as tokenizers:
+        with start(self._tokenizers(target, plans, folders)) as tokenizers:
             for plan, folder, diet in zip(plans, folders, diets, strict=True):
                 if diet is not None or not plan.direct:  # PyTorch takes minutes
                     for each in tokenizers:
                         each.result()
-                entries.append(self._convert(target, plan, folder, diet, written))
+                entries.append(self._convert(target, plan, folder, diet))
         for each in tokenizers:
             each.result()
         added = []
         if self._head is not None:
             try:
                 added.append(self._head.write(target, entries[0], self._head.kind))
-                written.forget("main")  # in ONNX, hidden states become outputs
+                target.forget("main")  # in ONNX, hidden states become outputs
             except ExportError as error:
                 if self._drafter is not None:
                     raise
                 shutil.rmtree(target.new / self._head.kind, ignore_errors=True)
                 progress.note(f"The model's own MTP module is left out. {error}")
-        finish(target, plans, entries, pairings, progress, added, written)
+        if self.request.made_from is not None:
+            target.hash_later(self.request.made_from)
+        finish(target, plans, entries, pairings, progress, added)
 
-    def _tokenizers(
-        self, target: Target, plans: list[Plan], folders: list[str | None], written: Written
-    ) -> list[Callable[[], None]]:
+    def _tokenizers(self, target: Target, plans: list[Plan], folders: list[str | None]) -> list[Callable[[], None]]:
         """What converts the tokenizers, in another thread; that of another bundle is taken over now."""
         made: list[Callable[[], None]] = []
         for plan, folder in zip(plans, folders, strict=True):
             if folder is None:
                 continue
             if (other := self._other(plan)) is not None:
-                written.take_over(other, folder)
+                target.take_over(other, folder)
                 continue
             ForModel(self.progress, plan.role).phase("tokenizer")
             trusts, notes = self.request.trust_remote_code, Notes(self.progress)
             made.append(partial(convert_tokenizer, plan, target.new / folder, trusts, notes))
         return made
 
-    def _convert(
-        self, target: Target, plan: Plan, folder: str | None, diet: Diet | AutomaticCut | None, written: Written
-    ) -> ModelEntry:
-        """Convert one model, and begin to hash its files; or take it over from another bundle."""
+    def _convert(self, target: Target, plan: Plan, folder: str | None, diet: Diet | AutomaticCut | None) -> ModelEntry:
+        """Convert one model; or take it over from another bundle."""
         if (other := self._other(plan)) is not None:
-            written.take_over(other, plan.role)
+            target.take_over(other, plan.role)
             return other.manifest.main
         progress, adapter = ForModel(self.progress, plan.role), self._adapter if plan.role == "main" else None
         request = self.request
-        entry = convert_model(
+        return convert_model(
             plan,
             folder,
             diet,
@@ -306,10 +302,8 @@ class Export:
             request.trust_remote_code,
             progress,
             adapter,
-            hashes_source=request.hashes_sources,
+            hashes_source=request.made_from is None,
         )
-        written.hash(entry.folder)
-        return entry
 
     def _other(self, plan: Plan) -> Bundle | None:
         """The bundle whose main model is this one, as it is planned."""
@@ -345,21 +339,18 @@ def finish(
     pairings: list[Pairing],
     progress: Progress,
     added: Sequence[DrafterEntry] = (),
-    written: Written | None = None,
 ) -> None:
     """Describe the written models and tokenizers, write the manifest, and commit the bundle.
 
     plans, entries: the main model's first, then the drafters'. pairings: of the drafters. added: drafters that
-    are described already. written: hashes of files that are known, or on their way.
+    are described already.
     """
     tokenizer = describe_tokenizer(plans[0], target.new / "tokenizer")
     drafters = [
         describe_drafter(plan, entry, pairing, target.new)
         for plan, entry, pairing in zip(plans[1:], entries[1:], pairings, strict=True)
     ]
-    written = written or Written(target.new)
-    progress.phase("hash", written.num_bytes or None)
-    known = written.files(progress.advance)
+    progress.phase("hash", sum(path.stat().st_size for path in target.unknown.values()) or None)
     write_manifest(
         target.new,
         Manifest(
@@ -369,7 +360,7 @@ def finish(
             main=entries[0],
             drafters=(*drafters, *added),
             tokenizer=tokenizer,
-            files=list_files(target.new, progress.advance, known),
+            files=list_files(target.new, progress.advance, target.known),
         ),
     )
     read_bundle(target.new)
