@@ -220,7 +220,7 @@ class BundleCache:
 
     def _share(self, made: Bundle) -> None:
         """Put links in the place of a new bundle's large files that other bundles have, byte for byte."""
-        known: dict[tuple[int, str], list[Path]] = {}
+        known: dict[tuple[int, str | None], list[Path]] = {}
         for entry in self.entries():
             with contextlib.suppress(BundleError):
                 for file in read_bundle(entry.folder).manifest.files:

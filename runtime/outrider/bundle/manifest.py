@@ -94,14 +94,6 @@ class Geometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Layers that keep a state instead."""
         return self.num_layers - self.num_attention_layers
 
-    @property
-    def windows_by_layer(self) -> list[int | None] | None:
-        """The sliding window of each layer, None for one that keeps a state; None if they are not known."""
-        if self.sliding_windows is None:
-            return None
-        of_attention = iter(self.sliding_windows)
-        return [None if state else next(of_attention, None) for state in self.layer_states or [""] * self.num_layers]
-
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where a model came from and how it was converted."""

@@ -22,7 +22,7 @@ _DRAFT = "Draft model, of the same kinds as MAIN; auto finds one; none leaves ou
 _WEIGHTS = "int8, int4, fp16 or fp32; for ONNX int8, int4 or fp32"
 
 
-@click.command()
+@click.command(context_settings={"allow_extra_args": True})
 @click.argument("main")
 @click.option("--draft", metavar="DRAFT", help=_DRAFT)
 @click.option("--adapter", metavar="FOLDER", help="LoRA adapter in PEFT's format to merge into MAIN.")
@@ -56,6 +56,8 @@ def export(main: str, draft: str | None, output: str | None, as_json: bool, **op
 
     MAIN is a Hugging Face hub id, a checkpoint folder or a .gguf file.
     """
+    if others := click.get_current_context().args:
+        raise click.UsageError(f"The folder to make is an option: outrider export {main} -o {others[0]}")
     with export_half():
         from outrider_export import default_output, export_bundle
         from outrider_export.bundles.bundle_cache import BundleCache
