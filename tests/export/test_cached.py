@@ -143,19 +143,20 @@ def test_parts_of_a_model_are_one_source_whichever_is_named(tmp_path: Path) -> N
         opened(parts[0])
 
 
-def test_quantizations_of_a_commit_are_different_sources() -> None:
-    names = ("org/m:Q4_K_M", "org/m:Q8_0", "org/m")
-    assert len({_identity(CachedSource("main", "hub", name, "commit")) for name in names}) == 3
-
-
-def test_pairs_are_others_than_their_main_models(file: Path, files: list[Path]) -> None:
-    alone, _ = opened(file)
-    pair, told = opened(file, files[1])
-    assert told.exported
-    assert pair.folder.name.startswith("model-pair-")
-    assert [len(bundle.manifest.drafters) for bundle in (alone, pair)] == [0, 1]
-    assert opened(file, files[1])[0] == pair
-    assert opened(file, files[0])[0] != pair
+def test_large_weights_are_hashed_beside_the_answers(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By each start that finds them without; until then, the bundle is whole. What identifies them stays."""
+    begun: list[Any] = []
+    monkeypatch.setattr("outrider_export.target.HASHED_BYTES", 0)
+    monkeypatch.setattr(cached, "begin_beside", lambda _, names: begun.append(names))
+    first, again = opened(file)[0], opened(file)[0]
+    assert is_whole(again)
+    assert {entry.sha256 for entry in again.manifest.files} == {None}
+    assert begun == 2 * [(str(file), None, True)]
+    cached._work_on(*begun[0])
+    hashed, _ = opened(file)
+    assert is_whole(hashed)
+    assert all(entry.sha256 for entry in hashed.manifest.files)
+    assert (len(begun), hashed.sha256_of("main")) == (2, first.sha256_of("main"))
 
 
 def inodes(folder: Path) -> dict[str, int]:
@@ -169,6 +170,7 @@ def test_files_of_several_bundles_are_stored_once(
     cache, (alone, _) = BundleCache(folder), opened(file)
     first = cache.size
     pair, _ = opened(file, files[1])
+    assert [len(bundle.manifest.drafters) for bundle in (alone, pair)] == [0, 1]
     weights = "main/openvino_model.bin"
     assert inodes(alone.folder)[weights] == inodes(pair.folder)[weights]
     assert len({*inodes(alone.folder).values()} & {*inodes(pair.folder).values()}) < len(inodes(alone.folder))
@@ -178,8 +180,8 @@ def test_files_of_several_bundles_are_stored_once(
     # Damaged weights are no others' weights.
     damaged = pair.folder / weights
     damaged.write_bytes(bytes([damaged.read_bytes()[0] ^ 1]) + damaged.read_bytes()[1:])
-    again, _ = opened(file)
-    again.check_hashes()
+    opened(file)[0].check_hashes()
+    assert opened(file, files[0])[0].folder not in (alone.folder, pair.folder)
 
 
 def test_without_links_files_are_stored_again(file: Path, files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,14 +204,17 @@ def test_options_and_version_are_in_the_key(file: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(DEFAULT_WEIGHTS, "main", "fp16")
     found.append(opened(file)[0].folder)
     assert len({*found}) == 3
+    tagged = [CachedSource("main", "hub", f"org/m{tag}", "commit") for tag in ("", ":Q4_K_M", ":Q8_0")]
+    assert len({*map(_identity, tagged)}) == 3
 
 
 def test_a_name_from_the_list_is_a_bundle_s_name(file: Path) -> None:
     first, _ = opened(file)
     file.unlink()
     assert opened(first.folder.name)[0] == first
-    with pytest.raises(OptionError, match="is a bundle already. Add the draft model to it: outrider add"):
-        opened(first.folder.name, "small.gguf")
+    for name in (first.folder.name, first.folder):
+        with pytest.raises(OptionError, match=r"draft='small\.gguf' is .* is a bundle already. Add .* outrider add"):
+            opened(name, "small.gguf")
 
 
 # ── changed
@@ -408,11 +413,6 @@ def test_a_name_of_nothing_asks_nothing_of_the_network(name: str, monkeypatch: p
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("the hub is asked"))
     with pytest.raises(BundleError, match=r"There is no folder .*nowhere.*Make a bundle with .* or name a model: "):
         opened(name)
-
-
-def test_a_draft_model_is_for_models(tiny: Path) -> None:
-    with pytest.raises(OptionError, match=r"draft='small\.gguf' is for models, and .* is a bundle already"):
-        outrider.load(tiny, draft="small.gguf")
 
 
 # ── whole or not at all

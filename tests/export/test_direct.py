@@ -760,9 +760,8 @@ def test_mxfp4_is_read_and_kept_exactly_in_8_bits(tmp_path: Path) -> None:
     for name, matrix in packed.items():
         if ".experts." in name:
             codes, zeros, scales = (part.numbers for part in (matrix.codes, matrix.zero_points, matrix.scales))
-            grouped = codes.astype(np.float32).reshape(*scales.shape, 32)
-            kept = ((grouped - zeros[..., None]) * scales[..., None]).reshape(matrix.shape)
-            assert np.array_equal(kept, weights.matrix(name).read(slice(None)))
+            kept = (codes.astype(np.float32).reshape(*scales.shape, 32) - zeros[..., None]) * scales[..., None]
+            assert np.array_equal(kept.reshape(matrix.shape), weights.matrix(name).read(slice(None)))
     found = logits(graph_of(folder, "int8", tmp_path / "again"))
     assert divergence(found, logits_of(model, TOKENS)) < 0.05
 

@@ -93,7 +93,7 @@ class OnnxMatrix:
         self.arrays["weight"][part] = paired(codes)
 
     def _put_codes(self, part: slice, codes: Numbers, zero_points: Numbers, scales: Numbers) -> None:
-        self.arrays["weight"][part] = paired(codes)
+        self.arrays["weight"][part] = paired(codes).reshape(len(codes), -1, self.block // 2)
         self.arrays["zero_points"][part], self.arrays["scales"][part] = paired(zero_points), scales
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from numbers import Real
 from typing import Any
@@ -97,7 +96,9 @@ def _fault_of(draft: Any, vocab_size: int) -> str:
     if not _are_integers(token_ids):
         return f"token_ids={_shown(token_ids)}, which is no list of integers. Convert it; an array has tolist()."
     count = len(token_ids)
-    if parents is not None and not (_are_integers(parents) and len(parents) == count and _are_tree(parents)):
+    if parents is not None and not (
+        _are_integers(parents) and len(parents) == count and all(-1 <= parent < i for i, parent in enumerate(parents))
+    ):
         return (
             f"parents={_shown(parents)} for {count} tokens, which is no tree. Give a list with the index of an earlier "
             "token for each, or −1 for the newest committed token."
@@ -129,10 +130,6 @@ def _are_integers(values: Any) -> bool:
 
 def _is_list(values: Any, count: int) -> bool:
     return type(values) is list and len(values) == count
-
-
-def _are_tree(parents: Sequence[int]) -> bool:
-    return all(-1 <= parent < i for i, parent in enumerate(parents))
 
 
 def _is_probability(value: Any) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
+from threading import Thread
 
 from outrider.bundle import Bundle
 from outrider.bundle.folder import draft_models_of
@@ -30,7 +30,7 @@ from outrider.engine.prompts import Prompts, check_adapter
 from outrider.engine.trial_answers import TrialAnswers
 from outrider.errors import OptionError
 from outrider.inputs.text import Tokenizer, check_tokenizer, pieces_of
-from outrider.inputs.text.template_use import start_soon
+from outrider.inputs.text.template_use import render
 from outrider.inputs.text.tokenizer import guarded
 from outrider.inputs.vision import Vision
 from outrider.models.kv import PREFIXES, PrefixStore, StoredModel
@@ -242,8 +242,8 @@ def _tokenizers_of(
         return given, guarded(given)
     main = bundle.manifest.main
     context_length = max(main.geometry.context_length, main.encoder.context_length if main.encoder else 0)
-    if bundle.manifest.tokenizer.chat_template:
-        start_soon(os.getpid())
+    if bundle.manifest.tokenizer.chat_template:  # its process takes longer to start than to lay a prompt out
+        Thread(target=render, args=("", {}), daemon=True).start()
     own = Tokenizer(
         bundle.tokenizer_path, context_length, special_tokens_in_content=scheduler.special_tokens_in_content
     )

@@ -12,8 +12,6 @@ from functools import partial
 from threading import Event
 from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -72,7 +70,9 @@ async def _embeddings(service: Service, request: Request) -> Response:
 
     made = await _run(service, request, model, embed)
     in_base64 = asked.encoding_format == "base64"
-    rows = [_in_base64(vector) for vector in made.vectors] if in_base64 else made.vectors.tolist()
+    rows = made.vectors.tolist()
+    if in_base64:
+        rows = [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in made.vectors]
     data = [{"object": "embedding", "index": i, "embedding": row} for i, row in enumerate(rows)]
     return as_json({"object": "list", "data": data, "model": model.name, **_usage(made.num_tokens)})
 
@@ -177,7 +177,3 @@ async def _run(service: Service, request: Request, model: TextEncoder, work: Cal
         raise out_of_time(service.settings.request_seconds) from error
     finally:
         cancel.set()
-
-
-def _in_base64(vector: NDArray[np.float32]) -> str:
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode()

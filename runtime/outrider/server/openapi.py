@@ -79,7 +79,7 @@ def describe(models: Sequence[str], *, encoders: Mapping[str, Sequence[str]], ne
             },
             "/v1/responses/{response_id}/input_items": {
                 "get": _get("The items that a stored response follows", "", 400, 404)
-                | {"parameters": [_in_query(name, schema) for name, schema in _PAGE.items()]},
+                | {"parameters": [{"name": name, "in": "query", "schema": schema} for name, schema in _PAGE.items()]},
                 "parameters": [_in_path("response_id")],
             },
             "/v1/embeddings": {"post": _post("Embed texts", EmbeddingRequest)},
@@ -112,10 +112,6 @@ def _get(summary: str, name: str, *errors: int) -> dict[str, Any]:
 
 def _in_path(name: str) -> dict[str, Any]:
     return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-
-
-def _in_query(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"name": name, "in": "query", "schema": schema}
 
 
 def _plain(summary: str) -> dict[str, Any]:

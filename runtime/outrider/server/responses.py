@@ -222,7 +222,7 @@ def _turns(request: ResponseRequest, conversations: Conversations) -> tuple[list
         given = [InputItem(role="user", content=[InputTextPart(given)])]
     given = [_resolved(item, f"input[{i}]", conversations) for i, item in enumerate(given)]
     turns = [*before, *turns_of_input(given, before)]
-    return turns, [listed(item, _new_id(_PREFIXES[item.type])) for item in given]
+    return turns, [listed(item, f"{_PREFIXES[item.type]}{secrets.token_hex(12)}") for item in given]
 
 
 def _resolved(item: InputItem, place: str, conversations: Conversations) -> InputItem:
@@ -243,10 +243,6 @@ def _with_one_system(turns: list[Turn]) -> list[Turn]:
 
 def _status(result: Result) -> Status:
     return "incomplete" if result.finish_reason == "length" else "completed"
-
-
-def _new_id(prefix: str) -> str:
-    return f"{prefix}{secrets.token_hex(12)}"
 
 
 def turns_of_input(given: Sequence[InputItem], before: Sequence[Mapping[str, Any]]) -> list[Turn]:

@@ -13,12 +13,16 @@ from __future__ import annotations
 
 import contextvars
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TypeVar
 
+from outrider.system.progress import report
+
 T = TypeVar("T")
+_BYTES_A_SECOND = 1e9  # a guess, of what compiles them
 
 
 def together(makes: Sequence[Callable[[], T]]) -> list[Future[T]]:
@@ -40,3 +44,13 @@ def start(makes: Sequence[Callable[[], T]]) -> Iterator[list[Future[T]]]:
         failed = False
     finally:
         pool.shutdown(cancel_futures=failed)
+
+
+def reported(make: Callable[[], T], what: str, num_bytes: int) -> T:
+    """Call a function, which reads so many bytes, in another thread, and say each second that it goes on."""
+    began = time.monotonic()
+    with start([make]) as (made,):
+        while not wait([made], 1.0).done:
+            done = time.monotonic() - began
+            report(f"{what}: {done:.0f} s of about {max(num_bytes / _BYTES_A_SECOND, done):.0f}.")
+    return made.result()

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 from collections.abc import Mapping
-from threading import Thread
 from typing import Any
 
 from outrider.inputs.template_child import LaidOutText, TemplateUse, lay_out
@@ -59,12 +58,6 @@ def render(source: str, variables: Mapping[str, Any]) -> str:
         }
         raise TemplateLimit(limits[made.beyond])
     return made.text
-
-
-@functools.cache
-def start_soon(_: int) -> None:
-    """Start the process of this one, beside other work: that takes longer than laying a template out."""
-    Thread(target=render, args=("", {}), daemon=True).start()
 
 
 @functools.cache

@@ -29,7 +29,7 @@ from outrider.models.tuning.probe import verdict_of
 from outrider.models.tuning.setting import Choice, Setting, settings_for
 from outrider.models.tuning.trials import choose, search
 from outrider.system.progress import report
-from outrider.system.together import together
+from outrider.system.together import reported, together
 from outrider.types import CompiledModel
 
 if TYPE_CHECKING:
@@ -237,10 +237,9 @@ def compile_settled(spec: ModelSpec) -> tuple[Choice, CompiledModel]:
     file = _file(spec)
     known = file.read()
     if spec.answers_first if known is None else is_settled(spec, known):
-        if known is None:
-            report(f"{spec} is compiled.")
+        report(f"{spec} is compiled.")
         setting = next(iter(settings_for(spec))) if known is None else known.setting
-        backend = spec.compile(setting)
+        backend = reported(partial(spec.compile, setting), f"{spec} is compiled", spec.size)
         choice = known or first_choice(spec, setting, backend)
         backend.use(choice.setting.exactness)
     else:

@@ -38,10 +38,6 @@ class GrammarKind:
     is_shown: bool = True  # whether an error quotes the text; else it is not the user's own
 
 
-def _read_schema(value: Any) -> str:
-    return json.dumps({"type": "object"} if value is True else value)
-
-
 def _compile_schema(text: str, _: LLTokenizer) -> str:
     from llguidance import LLMatcher
 
@@ -63,7 +59,7 @@ def _compile_grammar(text: str, tokenizer: LLTokenizer) -> str:
 
 KINDS = {
     "json_schema": GrammarKind(
-        _read_schema,
+        lambda value: json.dumps({"type": "object"} if value is True else value),
         is_cheap_schemas,
         _compile_schema,
         "Leave out what is not implemented, or express it in another way.",
