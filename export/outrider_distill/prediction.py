@@ -1,6 +1,6 @@
 """What a drafter will be worth on this machine, before it is finished.
 
-    costs = measure_head(bundle, head_folder, scratch)        # of an untrained head: weights cost what they cost
+    costs = measure_drafter(bundle, head_folder, scratch)     # of an untrained head: weights cost what they cost
     outrider.drafters.prediction.predict([0.6, 0.5, 0.4], costs).speed_up
 
 Costs are measured by the engine as the controller will use them; acceptance comes from held-out text.
@@ -22,8 +22,6 @@ from outrider.drafters.prediction import Costs, SpeedPrediction, needed
 from outrider.engine.engine import Engine
 from outrider.models.cost.table import NEAR
 from outrider_export.bundles.drafters import add_drafter
-from outrider_export.bundles.export import export_bundle
-from outrider_export.progress import Progress
 
 _WORTH, _GOOD = 1.05, 1.2  # speed-ups from which a drafter is worth using, and worth the work
 _BATCHES = (16, 32, 64)  # texts written at the same time
@@ -46,26 +44,13 @@ def shortfall(found: SpeedPrediction, costs: Costs, training: Mapping[str, Any])
     )
 
 
-def measure_head(bundle: Bundle, head: Path, scratch: Path) -> Costs:
-    """The costs of a drafter that reads hidden states, as it runs in a copy of the bundle. head: its folder."""
+def measure_drafter(bundle: Bundle, drafter: Path, scratch: Path) -> Costs:
+    """The costs of a drafter, given as a checkpoint folder, as it runs in a copy of the bundle."""
     folder, name = scratch / "priced", "priced"
     try:
-        add_drafter(bundle.folder, head, name=name, output=folder)
+        add_drafter(bundle.folder, drafter, name=name, output=folder)
         with _open(folder, name) as engine:
             return Costs.of(engine.costs["main"], engine.draft_models[name])
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def measure_draft(bundle: Bundle, draft: Path, scratch: Path, progress: Progress) -> Costs:
-    """The costs of a draft model, given as a checkpoint folder, in the weights that export gives it."""
-    folder = scratch / "priced"
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
-        # Beside itself as main model: the user's may be there as a bundle only, which has no checkpoint.
-        export_bundle(draft, draft, output=folder, weights="int4", progress=progress)
-        with _open(folder, "draft") as engine, _open(bundle.folder, None) as main:
-            return Costs.of(main.costs["main"], engine.draft_models["draft"])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

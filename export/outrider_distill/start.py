@@ -19,7 +19,7 @@ from outrider_distill.data import Data
 from outrider_distill.draft.files import open_source, restore_draft, save_draft, start_draft
 from outrider_distill.main_model import read_teacher
 from outrider_distill.plan import DistillCandidate, head_folder
-from outrider_distill.prediction import measure_draft, measure_head
+from outrider_distill.prediction import measure_drafter
 from outrider_distill.train.files import load, save
 from outrider_distill.train.fit import start_head
 from outrider_distill.train.layers import Teacher
@@ -62,9 +62,7 @@ class Drafters:
         """What drafting and verifying cost on this machine."""
         folder = self._work / f"unpriced-{candidate.name}"
         self.save(candidate, head, folder, {})
-        if head.kind == "draft":
-            return measure_draft(self._bundle, folder, self._work, self._progress)
-        return measure_head(self._bundle, folder, self._work)
+        return measure_drafter(self._bundle, folder, self._work)
 
     @functools.cached_property
     def _teacher(self) -> Teacher:

@@ -34,6 +34,7 @@ from outrider_export.progress import Progress, Silent
 from outrider_export.sources.source import Located, architectures_of, fetch, locate, read_json
 from outrider_export.target import Target, check_new_name, check_space, rewrite
 from outrider_export.tokenizers.vocabulary import Vocabulary
+from outrider_export.weights_choice.choice import choose_draft_weights
 
 
 def add_drafter(
@@ -139,7 +140,8 @@ class DraftModelPlan:
         corpus: list[str],
         progress: Progress,
     ) -> DraftModelPlan:
-        """Plan it for a bundle's main model, in the main model's format.
+        """Plan it for a bundle's main model, in that one's format; without `weights`, in the form for this machine if
+        the main model's was chosen like that.
 
         num_tokens, corpus: see `plan_diet`.
 
@@ -152,6 +154,8 @@ class DraftModelPlan:
         check_weights("weights", weights, main.format)
         check_route(source, main.format)
         plan = make_plan("draft", source, main.format, weights)
+        if weights is None and "chosen" in main.source.recipe:
+            plan = choose_draft_weights(plan, progress)
         vocabulary = Vocabulary.of_folder(bundle.tokenizer_path)
         if vocabulary.tokens != plan.vocabulary.tokens:
             raise VocabularyMismatch(

@@ -52,14 +52,18 @@ def choose_weights(
     if is_chosen:
         main = _with_best(main, this_machine().main, progress)
     made = [main]
-    for plan in drafts:
-        draft = plan
-        if draft_format is None and may_have(plan, main.format, draft_weights):
-            draft = dataclasses.replace(plan, format=main.format)
-        if is_chosen and (draft_format, draft_weights) == (None, None) and may_choose(draft):
-            draft = _with_best(draft, this_machine().draft, progress)
+    for draft in drafts:
+        if draft_format is None and may_have(draft, main.format, draft_weights):
+            draft = dataclasses.replace(draft, format=main.format)
+        if is_chosen and (draft_format, draft_weights) == (None, None):
+            draft = choose_draft_weights(draft, progress)
         made.append(draft)
     return made
+
+
+def choose_draft_weights(draft: Plan, progress: Progress) -> Plan:
+    """The plan of a draft model with the format and weights for this machine; as it is if there is no choice."""
+    return _with_best(draft, this_machine().draft, progress) if may_choose(draft) else draft
 
 
 def _with_best(plan: Plan, forms: Sequence[str], progress: Progress) -> Plan:
