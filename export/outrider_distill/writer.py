@@ -23,7 +23,7 @@ from outrider.config import DeviceConfig
 from outrider.errors import BundleError, DeviceError, ExportError
 from outrider.inputs.text import Tokenizer
 from outrider.models.backends.openvino_paged import OpenVINOPaged
-from outrider.models.tuning.loading import choice_of
+from outrider.models.tuning.loading import compile_settled
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.system.memory import system_memory
 from outrider.types import Chunk, CompiledModel, Exactness
@@ -224,7 +224,7 @@ def _open(bundle: Bundle, features: tuple[str, ...], device: DeviceConfig) -> Co
     """The main model in the setting in which engines run it, without padding."""
     part = ModelSpec("main", bundle, bundle.manifest.main, None, features).on(device.main_device, device)
     try:
-        backend = part.compile(choice_of(part).setting)
+        _, backend = compile_settled(part)
     except BundleError as error:
         if not features:
             raise

@@ -20,6 +20,7 @@ from outrider.bundle import Bundle
 from outrider.cli import run
 from outrider.errors import BundleError, ExportError, OptionError, OutriderError
 from outrider.models.backends.openvino_paged import OpenVINOPaged
+from outrider.models.backends.registry import compile_model
 from outrider.models.tuning.measure.readings import read
 from outrider.models.tuning.model_spec import ModelSpec, adapters_of
 from outrider.models.tuning.setting import Setting
@@ -196,7 +197,7 @@ def rows_of(bundle: Bundle, adapter: str | None = None) -> np.ndarray:
     """The main model's logits in f32, float32 [n, vocab]."""
     main = bundle.manifest.main
     part = ModelSpec("main", bundle, main, adapters=adapters_of(bundle))
-    backend = part.compile(Setting("f32", "auto", group_size=0))
+    backend = compile_model(part, Setting("f32", "auto", group_size=0))
     backend.allocate(256)
     if not isinstance(backend, OpenVINOPaged):
         return read(backend, TOKENS, [len(TOKENS)], len(TOKENS))

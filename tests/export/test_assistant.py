@@ -21,6 +21,7 @@ from outrider.bundle.fit import check_fit
 from outrider.bundle.manifest import FileEntry
 from outrider.drafters import AssistantModel
 from outrider.errors import BundleError, DeviceError, DeviceWarning, ExportError, OptionError
+from outrider.models.backends.registry import compile_beside
 from outrider.models.tuning.model_spec import specs_of
 from outrider_export import export_bundle, pack
 from outrider_export.bundles.drafters import add_drafter
@@ -259,14 +260,14 @@ def test_a_cache_that_it_cannot_read_is_refused(
     [spec] = specs_of(clustered.bundle, clustered.bundle, clustered.bundle.manifest.drafters)[1]
     main = cast("Any", dense_engine.main)
     with pytest.raises(BundleError, match="with 2 heads of 32 numbers, and the main model has 1 of 32"):
-        spec.compile_beside(main)
+        compile_beside(spec, main)
     for name, value, said in (
         ("block_size", 7, "CPU stores the numbers of a key apart from each other, and an assistant reads keys as"),
         ("cache_precision", "u8", "cache_precision is 'u8', and an assistant reads a cache that is not quantised"),
     ):
         monkeypatch.setattr(main, name, value)
         with pytest.raises(DeviceError, match=said):
-            spec.compile_beside(main)
+            compile_beside(spec, main)
         monkeypatch.undo()
 
 

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from exports import Recorder
-from outrider.config import Config, DeviceConfig
-from outrider.models.tuning.machines import Machine, this_machine
+from outrider.config import Config
+from outrider.models.tuning.machines import Machine
 from outrider_export import add_drafter, export_bundle
-from outrider_export.bundles.search_forms import search_forms
 from outrider_export.weights_choice import choice
 
 ALONE = Machine("AVX2 alone", ("onnx int4", "openvino int8"), ("onnx int4", "openvino int4"), 81_920, 0.1)
@@ -69,13 +68,3 @@ def test_models_have_the_best_form_of_the_table(
 ])  # fmt: skip
 def test_options_of_one_library_keep_openvino(options: dict[str, Any], free: bool) -> None:
     assert Config().replace(**options).device.takes_any_form == free
-
-
-@pytest.mark.slow
-def test_a_search_measures_all_forms_that_a_model_can_have(make_checkpoint: Any) -> None:
-    trials = search_forms(str(make_checkpoint("of-9", num_hidden_layers=9)), "main", DeviceConfig(), Recorder())
-    assert trials[0].form == this_machine().main[0]
-    assert trials[0].kl is not None
-    assert trials[0].kl < 0.01
-    assert {trial.form for trial in trials} >= {O8, O4}
-    assert [trial.verdict for trial in trials if not trial.seconds] == []

@@ -22,6 +22,7 @@ from outrider.config import DeviceConfig
 from outrider.drafters.controller import Records
 from outrider.models.backends.adapters import Adapter, Adapters
 from outrider.models.backends.openvino_paged import OpenVINOPaged
+from outrider.models.backends.registry import compile_model
 from outrider.models.tuning.model_spec import ModelSpec, adapters_of
 from outrider.tokens.verifiers import Greedy
 from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule
@@ -73,7 +74,7 @@ def engine(bundle: Bundle) -> outrider.Engine:
 def compiled(bundle: Bundle, *names: str, rule: RowRule | None = None, **options: Any) -> OpenVINOPaged:
     """The main model with these adapters, in f32."""
     part = ModelSpec("main", bundle, bundle.manifest.main, adapters=adapters_of(bundle, names))
-    backend = part.on("CPU", DeviceConfig(precision="f32", cache_precision="f32", **options)).compile()
+    backend = compile_model(part.on("CPU", DeviceConfig(precision="f32", cache_precision="f32", **options)))
     assert isinstance(backend, OpenVINOPaged)
     # A single row of logits has other bits on some processors.
     backend.use(Exactness(rule=rule or replace(backend.separate_rules[-1], logits=Rounding(2))))
@@ -325,4 +326,4 @@ def test_models_in_other_formats_refuse_adapters(bundle: Bundle, tmp_path: Path)
     own = adapters_of(bundle)
     main = bundle.manifest.main
     with pytest.raises(outrider.DeviceError, match="and this one is on an NPU. Load it with adapters=()"):
-        ModelSpec("main", bundle, main, adapters=own, device="NPU").compile()
+        compile_model(ModelSpec("main", bundle, main, adapters=own, device="NPU"))

@@ -13,6 +13,7 @@ from outrider.bundle import Bundle
 from outrider.models.backends.columns import COLUMNS, append_columns, can_append, has_dependent
 from outrider.models.backends.nodes import result
 from outrider.models.backends.paged_graph import read_decoder
+from outrider.models.backends.registry import compile_model
 from outrider.models.backends.taps import output_matrix_of
 from outrider.models.tuning.loading import LoadedModel
 from outrider.models.tuning.model_spec import ModelSpec
@@ -151,7 +152,7 @@ def test_a_model_in_this_setting_says_so_and_has_its_logits(
     logits, said, identities = [], [], []
     for columns in (0, COLUMNS):
         setting = Setting("f32", "auto", columns=columns)
-        backend = part.compile(setting)
+        backend = compile_model(part, setting)
         backend.allocate(64)
         slot = backend.open(16)
         assert slot is not None

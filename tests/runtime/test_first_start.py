@@ -128,9 +128,9 @@ def test_where_rows_turn_out_not_to_be_exact_drafts_stop_and_the_next_start_meas
     engine.close()
     tried = list[ModelSpec]()
 
-    def chosen(spec: ModelSpec, base: Any) -> Any:
+    def chosen(spec: ModelSpec, settings: Any) -> Any:
         tried.append(spec)
-        return choose(spec, base)
+        return choose(spec, settings)
 
     monkeypatch.setattr(loading, "choose", chosen)
     again = load()

@@ -12,12 +12,13 @@ import outrider
 from outrider.bundle import Bundle
 from outrider.config import DeviceConfig
 from outrider.models.backends.processor import ProcessorFacts
-from outrider.models.tuning import setting, trials
+from outrider.models.cost.table import CallCost
+from outrider.models.tuning import loading, setting, trials
 from outrider.models.tuning.loading import choice_of, compile_settled
 from outrider.models.tuning.measure.exactness import measure_exactness
 from outrider.models.tuning.model_spec import ModelSpec
-from outrider.models.tuning.setting import Setting, Trial
-from outrider.models.tuning.trials import MAX_KL, TAKEN, search
+from outrider.models.tuning.setting import Choice, Setting
+from outrider.models.tuning.trials import search
 from outrider.system import saved
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.types import Exactness, Rounding, RowRule
@@ -43,7 +44,7 @@ FAST, SLOW = (lambda rows: 10 + rows / 10), (lambda rows: 20 + rows / 5)
 EIGHTS = Kind(lambda rows: 4.0 if rows < 8 else 11.0, kernels=lambda rows: 0 if rows % 8 == 0 else rows)
 CHEAP_EIGHTS = Kind(lambda rows: 5.0, kernels=EIGHTS.kernels)
 BROKEN = Kind(lambda rows: 0.0)
-NEVER = Kind(lambda rows: 1.0, kernels=lambda rows: rows if rows < 45 else 0)  # the text of KL is read in 48
+NEVER = Kind(lambda rows: 1.0, kernels=lambda rows: rows)
 
 
 @pytest.fixture
@@ -84,13 +85,15 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Machine:
             taken: float = backend.kind.milliseconds(backend.capabilities.rows.num_rows([count])) / 1000
             return taken * by_threads.get(backend.num_threads, 1.0)
 
-        def time_calls(backend: Any, calls: list[tuple[int, int]], patience: float) -> dict[tuple[int, int], float]:
-            return {call: seconds(backend, call[0]) for call in calls}
+        def measure_pass(backend: Any, rows: tuple[int, ...], max_tokens: int) -> CallCost:
+            taken = tuple(seconds(backend, count) for count in rows)
+            return CallCost(rows, taken, taken)
 
-        monkeypatch.setattr(ModelSpec, "compile", compile_it)
+        for module in (trials, loading):
+            monkeypatch.setattr(module, "compile_model", compile_it)
+            monkeypatch.setattr(module, "settings_for", lambda *_: [Setting(name, name) for name in kinds])
         monkeypatch.setattr(trials, "has_rule", lambda *_: False)
-        monkeypatch.setattr(trials, "time_calls", time_calls)  # else the times would depend on the machine's load
-        monkeypatch.setattr(trials, "settings_for", lambda *_: [Setting(name, name) for name in kinds])
+        monkeypatch.setattr(trials, "measure_pass", measure_pass)  # else the times would depend on the machine's load
         monkeypatch.setattr(setting, "this_processor", lambda: ProcessorFacts("one", cores=cores or {"threads": 2}))
         return compiled
 
@@ -110,13 +113,13 @@ def measured_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def fastest(part: ModelSpec) -> Trial:
-    best, _ = search([part])
+def fastest(part: ModelSpec) -> Choice:
+    best = search(part)
     assert best is not None
     return best
 
 
-@pytest.mark.parametrize(("share", "taken"), [(0.85, "f32"), (0.75, "bf16")])
+@pytest.mark.parametrize(("share", "taken"), [(0.95, "f32"), (0.85, "bf16")])
 def test_a_small_gain_is_noise(part: ModelSpec, processor: Machine, share: float, taken: str) -> None:
     """Two searches would choose differently, which are two texts."""
     processor(f32=Kind(SLOW), bf16=Kind(lambda rows: share * (20 + rows / 5)))
@@ -141,10 +144,9 @@ def test_fewer_threads_are_taken_where_they_are_faster(
     taken: int,
 ) -> None:
     processor(cores=cores, by_threads=by_threads, f32=Kind(FAST), bf16=Kind(SLOW))
-    best, all_ = search([part])
-    assert best is not None
+    best = fastest(part)
     assert (best.setting.precision, best.setting.num_threads) == ("f32", taken)
-    assert {trial.setting.num_threads for trial in all_ if trial.setting.precision == "f32"} == {*tried}
+    assert [trial.setting.num_threads for trial in best.trials if trial.setting.precision == "f32"] == tried
     assert best.setting.options(DeviceConfig()).num_threads == taken
 
 
@@ -170,10 +172,10 @@ def test_the_users_threads_stay(part: ModelSpec, processor: Machine) -> None:
 def test_what_padding_costs_counts(part: ModelSpec, processor: Machine) -> None:
     """It pads one row to eight. Without padding it is the faster setting, with padding the slower one."""
     processor(f32=Kind(FAST), bf16=EIGHTS)
-    best, (_, other) = search([part])
-    assert best is not None
+    best = fastest(part)
     assert best.setting.precision == "f32"
-    assert (other.verdict, other.setting.exactness.rule) == ("not enough faster", IN_EIGHTS)
+    assert best.trials[1].setting.exactness.rule == IN_EIGHTS
+    assert best.trials[1].is_usable
 
 
 def test_rows_in_eights_are_taken_where_they_are_cheap(part: ModelSpec, processor: Machine) -> None:
@@ -182,34 +184,14 @@ def test_rows_in_eights_are_taken_where_they_are_cheap(part: ModelSpec, processo
     assert (best.precision, best.exactness.rule, best.exactness.holds) == ("bf16", IN_EIGHTS, True)
 
 
-def test_exactness_is_measured_of_settings_that_would_be_taken(
-    part: ModelSpec, processor: Machine, measured_of: list[str]
-) -> None:
-    """It takes longer than the times. What is too far from f32, not exact or broken is not taken."""
-    slower = Kind(lambda rows: 40 + rows)
-    processor(f32=slower, f16=Kind(FAST, noise=1.0), bf16=Kind(SLOW))
-    best, all_ = search([part])
-    assert best is not None
-    assert best.setting.precision == "bf16"
-    assert measured_of == ["f32", "bf16"]
-    assert [trial.verdict.split(":")[0] for trial in all_] == [TAKEN, "too far from f32", TAKEN]
-    assert (all_[1].kl or 0) > MAX_KL
-    processor(f32=Kind(SLOW), bf16=NEVER, f16=BROKEN)
-    best, all_ = search([part])
-    assert best is all_[0]
-    assert [trial.verdict for trial in all_] == [TAKEN, "not exact", "it is broken"]
+def test_what_is_not_exact_or_broken_is_not_taken(part: ModelSpec, processor: Machine, measured_of: list[str]) -> None:
+    processor(bf16=NEVER, f32=Kind(SLOW), f16=BROKEN)
+    best = fastest(part)
+    assert best.setting.precision == "f32"
+    assert measured_of == ["bf16", "f32"]
+    assert [trial.failure for trial in best.trials] == ["not exact", "", "it is broken"]
     processor(f32=NEVER)
-    assert search([part])[0] is None
-
-
-def test_the_first_setting_may_lose_more_and_others_as_much(
-    part: ModelSpec, processor: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is taken unasked, too."""
-    lost = {"f32": 3 * MAX_KL, "f16": 4 * MAX_KL, "bf16": 2 * MAX_KL}
-    monkeypatch.setattr(trials.Reference, "kl", lambda _, backend: lost[backend.precision])
-    processor(f32=Kind(SLOW), f16=Kind(FAST), bf16=Kind(FAST))
-    assert fastest(part).setting.precision == "bf16"
+    assert search(part) is None
 
 
 def test_a_load_takes_the_first_setting_that_is_exact(
@@ -231,7 +213,7 @@ def test_the_rule_of_the_table_is_tried_first(
         measured_of.clear()
         processor(f32=kind)
         monkeypatch.setattr(trials, "has_rule", lambda *_: True)
-        found, backend = trials.choose(part)
+        found, backend = trials.choose(part, [Setting("f32", "f32")])
         assert measured_of == measured
         assert found.setting.exactness.holds
         assert not found.setting.exactness.is_expected
@@ -301,13 +283,14 @@ def test_models_whose_settings_are_known_are_compiled_at_once(
     """Not at the first load, where one would disturb what is measured of the other."""
     monkeypatch.setattr(saved, "FOLDER", tmp_path)
     threads: list[str] = []
-    compile_it = ModelSpec.compile
+    compile_it = loading.compile_model
 
     def spy(*arguments: Any, **options: Any) -> Any:
         threads.append(threading.current_thread().name)
         return compile_it(*arguments, **options)
 
-    monkeypatch.setattr(ModelSpec, "compile", spy)
+    for module in (trials, loading):
+        monkeypatch.setattr(module, "compile_model", spy)
     said = []
     for _ in range(2):
         threads.clear()
@@ -323,7 +306,8 @@ def test_what_was_chosen_is_not_chosen_again_where_nothing_is_saved(
     monkeypatch.setattr(saved.SavedValue, "write", lambda *_: None)
     monkeypatch.setattr(saved.SavedValue, "read", lambda *_: None)
     engine = load_toy(openvino_bundle, cache_size=0.01)
-    monkeypatch.setattr(ModelSpec, "compile", lambda *_: pytest.fail("it is compiled again"))
+    for module in (trials, loading):
+        monkeypatch.setattr(module, "compile_model", lambda *_: pytest.fail("it is compiled again"))
     assert {*engine.choices} == {"main", "draft"}
 
 
@@ -331,7 +315,6 @@ def test_what_was_chosen_is_not_chosen_again_where_nothing_is_saved(
 def test_a_load_says_what_it_does(openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(saved, "FOLDER", tmp_path)
     monkeypatch.setattr("outrider.models.tuning.model_spec.SMALL", 0)
-    monkeypatch.setattr(setting, "may_divide_by_zero", lambda *_: False)  # tests may have one processor
     monkeypatch.setattr("outrider.engine.assembly.Tokenizer", lambda *_, **__: ToyTokenizer())
     monkeypatch.setattr("outrider.engine.assembly.check_tokenizer", lambda _: None)
     said: list[str] = []
@@ -349,23 +332,15 @@ def interrupt(_: str) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(("instructions", "level", "tried"), [
-    (("avx2", "avx512_fp16"), "", {"f32", "bf16"}),  # which widens f16
-    (("avx2", "amx_fp16"), "", {"f32", "bf16", "f16"}),
-    (("asimd", "asimdhp"), "", {"f32", "bf16", "f16"}),
-    (("avx2", "amx_fp16"), "AVX512_CORE_BF16", {"f32", "bf16"}),
-    (("avx2", "amx_fp16"), "avx2_vnni", {"f32"}),
+@pytest.mark.parametrize(("own", "tried"), [
+    ({}, {("f32", "f32")}),
+    ({"precision": "bf16"}, {("bf16", "bf16")}),
+    ({"precision": "f16", "cache_precision": "u8"}, {("f16", "u8")}),
 ])  # fmt: skip
-def test_precisions_without_kernels_are_not_tried(
-    part: ModelSpec, monkeypatch: pytest.MonkeyPatch, instructions: tuple[str, ...], level: str, tried: set[str]
+def test_another_precision_is_tried_if_it_is_named(
+    part: ModelSpec, monkeypatch: pytest.MonkeyPatch, own: dict[str, str], tried: set[tuple[str, str]]
 ) -> None:
-    class Core:
-        def get_property(self, *_: str) -> list[str]:
-            return ["FP32", "BF16", "FP16"]
-
-    monkeypatch.setattr(setting, "new_core", Core)
+    """Whatever the processor has: another precision is another text."""
     monkeypatch.setattr("outrider.models.tuning.model_spec.SMALL", 0)
-    monkeypatch.setattr(setting, "this_processor", lambda: ProcessorFacts("one", instructions))
-    monkeypatch.setattr(setting, "may_divide_by_zero", lambda *_: False)  # tests may have one processor
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", level)
-    assert {each.precision for each in setting.settings_for(part)} == tried
+    found = setting.settings_for(part.on("CPU", DeviceConfig(**own)))
+    assert {(each.precision, each.cache_precision) for each in found} == tried

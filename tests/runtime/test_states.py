@@ -19,6 +19,7 @@ from outrider.bundle import Format, read_bundle
 from outrider.bundle.manifest import StateKind, write_manifest
 from outrider.models.backends.nodes import ints, parameter, result
 from outrider.models.backends.paged_graph import connect_positions, to_paged_attention
+from outrider.models.backends.registry import compile_model
 from outrider.models.kv import LAST, NUM_FIXED, ROWS_PER_SEQUENCE, BlockPool, StateRows
 from outrider.models.kv.block_tree import Block
 from outrider.models.kv.chunk_files import files_in
@@ -298,7 +299,7 @@ def test_other_libraries_and_devices_say_why_not(tmp_path: Path, form: Format, d
     model = msgspec.structs.replace(bundle.manifest.main, format=form)
     spec = ModelSpec("main", bundle, model, device=device)
     with pytest.raises(outrider.BundleError, match=f"cannot be run {said}") as raised:
-        spec.compile()
+        compile_model(spec)
     assert "2 of its 4 layers keep a state" in str(raised.value)
 
 

@@ -8,14 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outrider.bundle.folder import as_folder
-from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.cli.bench import describe
 from outrider.cli.console import err, out, print_json, print_setting, progress_bar, table
-from outrider.cli.export import Bars, terminable
 from outrider.cli.opening import load_model, model_argument, open_model
 from outrider.cli.options import (
-    export_half,
     generation_options,
     json_option,
     load_options,
@@ -24,14 +20,10 @@ from outrider.cli.options import (
 )
 from outrider.cli.progress import progress_line
 from outrider.errors import OptionError, nearest
-from outrider.system import saved
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from outrider.config import Config
     from outrider.engine.engine import Engine
-    from outrider.models.tuning.setting import Trial
+    from outrider.models.tuning.setting import Choice
 
 
 LONGEST = 8
@@ -45,8 +37,8 @@ REPEATS, _FEWEST_REPEATS = 15, 3  # of every timed call, in a quarter of the tim
 @click.option(
     "--search",
     is_flag=True,
-    help="First try the settings of each model, and of a MODEL that is no bundle all formats and weights. The fastest "
-    "settings that are exact are saved. Takes minutes.",
+    help="First try the settings of each model, with fewer threads too. The fastest that are exact are saved. "
+    "Takes minutes.",
 )
 @click.option("--minutes", type=click.FloatRange(0, min_open=True), help="About how long to measure.  [default: 2]")
 @load_options
@@ -83,7 +75,6 @@ def tune(
     if config.generation.drafter is None:
         raise OptionError("--drafter none leaves nothing to tune. Name a drafter, or leave the option out.")
     chosen = read_prompts(prompts, per_category)
-    forms = _search_forms(bundle, draft, config, quiet=as_json) if search else {}
     opened = open_model(bundle, draft, quiet=as_json, config=config)
     if search:
         with progress_line("Trying settings.", quiet=as_json):
@@ -120,12 +111,11 @@ def tune(
     if as_json:
         costs = {role: asdict(cost) for role, cost in engine.costs.items()}
         choices = {role: asdict(choice) for role, choice in engine.choices.items()}
-        tried = {model: [asdict(trial) for trial in trials] for model, trials in forms.items()}
-        figures = {"setting": setting, "forms": tried, "choices": choices, "costs": costs, "drafter": drafter}
+        figures = {"setting": setting, "choices": choices, "costs": costs, "drafter": drafter}
         print_json(figures | {"rows": rows, "best": best["num_assistant_tokens"]})
         return
     print_setting(setting)
-    _print_choices(engine, forms)
+    _print_choices(engine)
     _print_costs(engine)
     _print_rows(rows, f"Drafter {drafter}; auto chooses among {', '.join(engine.drafters)}")
     if best["num_assistant_tokens"]:
@@ -134,18 +124,12 @@ def tune(
         out.print("\nPlain decoding was the fastest on these prompts: use drafter=none here.")
 
 
-def _print_choices(engine: Engine, forms: dict[str, list[Trial]]) -> None:
+def _print_choices(engine: Engine) -> None:
     """The models' settings, and what was tried."""
-    from outrider.models.tuning.trials import TAKEN
-
-    for model, trials in forms.items():
-        _print_trials(model, trials)
-        if taken := [trial for trial in trials if trial.verdict == TAKEN]:
-            format_, weights = taken[-1].form.split()
-            out.print(f"Its fastest form: outrider export {model} --format {format_} --weights {weights} -o DIR\n")
     for role, choice in engine.choices.items():
         out.print(f"{role} model: {choice.setting.description if role == 'main' else choice.setting}", style="dim")
-        _print_trials(f"{role} model", choice.trials)
+        if choice.trials:
+            _print_trials(role, choice)
 
 
 def _print_costs(engine: Engine) -> None:
@@ -225,44 +209,16 @@ def _announce(work: Work, engine: Engine, drafter: str) -> None:
     )
 
 
-def _search_forms(bundle: str, draft: str | None, config: Config, *, quiet: bool) -> dict[str, list[Trial]]:
-    """What the forms of a model that is no bundle, and of its draft model, take and lose, by its name."""
-    if (as_folder(bundle) / MANIFEST_NAME).is_file():
-        return {}
-    with export_half():
-        from outrider_export.bundles.bundle_cache import BundleCache
-        from outrider_export.bundles.search_forms import search_forms
-    if BundleCache(saved.FOLDER).named(bundle) is not None:
-        return {}
-    named = {"main": bundle} | ({"draft": draft} if draft not in (None, "auto", "none") else {})
-    with terminable(), Bars(quiet=quiet) as bars:
-        return {str(name): search_forms(str(name), role, config.device, bars) for role, name in named.items()}
-
-
-def _print_trials(what: str, trials: Sequence[Trial]) -> None:
-    """The settings or forms of a model that were tried."""
-    from outrider.models.tuning.trials import MAX_KL
-
-    if not trials:
-        return
-    counts = sorted({count for trial in trials for count in trial.seconds})
-    title = f"{what}: tried, milliseconds to read {', '.join(map(str, counts))} tokens"
-    made = table("form", "setting", *(f"{n}" for n in counts), "change", "exact", "result", title=title, text=2)
-    for trial in trials:
-        found = trial.setting.exactness
+def _print_trials(role: str, choice: Choice) -> None:
+    """The settings of a model that were tried."""
+    counts = sorted({count for trial in choice.trials for count in trial.seconds})
+    title = f"{role} model: tried, milliseconds to read {', '.join(map(str, counts))} tokens"
+    made = table("setting", *(f"{n}" for n in counts), "result", title=title, text=1)
+    for trial in choice.trials:
         made.add_row(
-            trial.form,
             str(trial.setting),
             *(f"{1000 * trial.seconds[n]:.1f}" if n in trial.seconds else "-" for n in counts),
-            "-" if trial.kl is None else f"{trial.kl:.4f}",
-            "-" if not found.differences else "yes" if found.holds else "no",
-            trial.verdict,
+            trial.failure or ("chosen" if trial.setting == choice.setting else "not enough faster"),
         )
     out.print(made)
-    if any(trial.kl is not None for trial in trials):
-        out.print(
-            f"change: how much it changes the probabilities of int8 in f32 (KL divergence, at most {MAX_KL:g}). "
-            "exact: drafts cannot change the text.",
-            style="dim",
-        )
     out.print()

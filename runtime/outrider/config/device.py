@@ -76,8 +76,7 @@ class DeviceConfig(Section):
     model there limits every request, and a draft model there drafts for one request at a time, for prompts of up to
     `npu_max_prompt_tokens`; other requests are decoded without it.
 
-    With precision="auto", a CPU computes in f32, unless `outrider tune --search` has found another precision that is
-    exact, close enough to f32, and faster by a fifth. Other devices have their own default. The cache has the same
+    With precision="auto", a CPU computes in f32. Other devices have their own default. The cache has the same
     precision unless you name one. With a quantised cache, the text depends on drafts and on earlier texts: 8-bit
     blocks are quantised again whenever a token is written, also rejected ones.
     """

@@ -161,15 +161,6 @@ def may_divide_by_zero(processor: ProcessorFacts, precision: str, weights: str, 
     return min(num_threads or processors, processors) == 1
 
 
-def widens_f16(processor: ProcessorFacts) -> bool:
-    """Whether an x86 processor has no products of numbers in f16.
-
-    oneDNN then converts every number to f32, which is slower than f32 itself. Its kernels read a scale of the weights
-    in eight bytes, six more than it has: the last one's are after the weights' end.
-    """
-    return "avx2" in processor.instructions and "amx_fp16" not in processor.instructions
-
-
 def _attempt(ask: Callable[[], _Answer]) -> _Answer | None:
     try:
         return ask()

@@ -127,30 +127,6 @@ def measure_change(backend: Backend, rows: Sequence[int], *, made: list[float] |
     return max(statistics.median(extra), 0.0)
 
 
-def time_calls(
-    backend: Backend,
-    calls: Sequence[tuple[int, int]],
-    patience: float = 0.0,
-) -> dict[tuple[int, int], float]:
-    """Seconds of calls, each the shortest of at least two. calls: (tokens, tokens of context).
-
-    Calls of more than 16 tokens read a prompt. They are timed once, with one row of logits. patience: seconds that each
-    other call is repeated for, at least.
-    """
-    most = max(count for count, _ in calls)
-    room = backend.max_tokens - most
-    taken = {}
-    with timer(backend, room + most) as seconds:
-        for count, context in calls:
-            is_prompt = count > 16
-            times, num_rows = (1, 1) if is_prompt else (3, None)
-            each: list[float] = []
-            while len(each) < times or (not is_prompt and sum(each[1:]) < patience):
-                each.append(seconds(count, max(min(context, room), 0), num_rows))
-            taken[count, context] = min(each[1:] or each)  # the first compiles kernels
-    return taken
-
-
 def timed_rows(role: str, backend: Backend) -> tuple[int, ...]:
     """The numbers of rows for timing a model's calls. role: "main", or a drafter's name."""
     rule = backend.capabilities.rows

@@ -20,6 +20,7 @@ from outrider.bundle.folder import draft_models_of
 from outrider.config import DeviceConfig, format_of_property
 from outrider.errors import BundleError, DeviceError, DeviceWarning, ExactnessWarning, OptionError, OutriderError
 from outrider.models.backends.processor import may_divide_by_zero, this_processor
+from outrider.models.backends.registry import compile_beside, compile_model
 from outrider.models.cost.stored import UNMEASURED, cost_of
 from outrider.models.tuning.first import first_choice
 from outrider.models.tuning.measure import Contention, measure_contention
@@ -232,19 +233,20 @@ def compile_checked(spec: ModelSpec) -> LoadedModel:
 def compile_settled(spec: ModelSpec) -> tuple[Choice, CompiledModel]:
     """Compile a model in its setting, which is saved, or found now. Returns both.
 
-    Warns (`ExactnessWarning`) if a main model's rows depend on the batch. Raises as `ModelSpec.compile`.
+    Warns (`ExactnessWarning`) if a main model's rows depend on the batch. Raises as `compile_model`.
     """
     file = _file(spec)
     known = file.read()
     if spec.answers_first if known is None else is_settled(spec, known):
         report(f"{spec} is compiled.")
-        setting = next(iter(settings_for(spec))) if known is None else known.setting
-        backend = reported(partial(spec.compile, setting), f"{spec} is compiled", spec.size)
+        setting = settings_for(spec)[0] if known is None else known.setting
+        backend = reported(partial(compile_model, spec, setting), f"{spec} is compiled", spec.size)
         choice = known or first_choice(spec, setting, backend)
         backend.use(choice.setting.exactness)
     else:
+        # Adapters change no setting: that of the model without them, if it is known.
         alone = _file(dataclasses.replace(spec, adapters=None)).read() if spec.adapters else None
-        choice, backend = choose(spec, alone.setting if alone else None)
+        choice, backend = choose(spec, [alone.setting] if alone else settings_for(spec))
     if choice is not known:
         file.write(choice)
     if spec.is_main and not (choice.setting.exactness.holds or choice.setting.exactness.is_expected):
@@ -305,9 +307,8 @@ def search_settings(bundle: Bundle, draft_bundle: Bundle, options: DeviceConfig)
     placement = choose_devices(main, drafts, options)
     places = ((main, placement.main), *((draft, placement.draft) for draft in drafts if not draft.uses_main_cache))
     for spec in (spec.on(device, options) for spec, device in places if device == "CPU"):
-        best, trials = search([spec])
-        if best is not None:
-            save_choice(spec, Choice(best.setting, tuple(trials)))
+        if choice := search(spec):
+            save_choice(spec, choice)
 
 
 def save_choice(spec: ModelSpec, choice: Choice) -> None:
@@ -333,7 +334,7 @@ def _compile_beside(
             raise AssertionError("the manifest and the device were checked")
         here = spec.on(main.spec.device, options)
         try:
-            made[spec.role] = LoadedModel(here, _untried(here), here.compile_beside(main.backend))
+            made[spec.role] = LoadedModel(here, _untried(here), compile_beside(here, main.backend))
         except DeviceError as error:
             if not can_leave_out:
                 raise

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -24,14 +24,8 @@ from outrider.models.backends.adapters import Adapter, Adapters
 from outrider.models.backends.devices import find_device
 from outrider.models.backends.heads import Head
 from outrider.models.backends.processor import this_processor
-from outrider.models.backends.registry import compile_beside, compile_model
 from outrider.models.tuning.identity import ModelIdentity, versions_of
-from outrider.models.tuning.setting import Setting
 from outrider.system import saved
-from outrider.types import CompiledModel
-
-if TYPE_CHECKING:
-    from outrider.models.backends.openvino_paged import OpenVINOPaged
 
 SMALL = 16_000_000  # bytes of a model's files
 _NPU_SIZES = ("npu_max_prompt_tokens", "npu_max_new_tokens", "npu_window")
@@ -42,7 +36,7 @@ class ModelSpec:
     """A model of a bundle on a device.
 
     spec, drafts = specs_of(bundle, bundle, bundle.manifest.drafters)
-    backend = spec.on("GPU", options).compile()
+    backend = compile_model(spec.on("GPU", options))
     """
 
     role: str  # "main", or a drafter's name
@@ -175,14 +169,6 @@ class ModelSpec:
         asked = json.dumps([self.device, self.asked], sort_keys=True, default=str)
         folder /= hashlib.sha256(asked.encode()).hexdigest()[:12]
         return dataclasses.replace(own, properties={**own.properties, "CACHE_DIR": str(folder)})
-
-    def compile(self, setting: Setting | None = None) -> CompiledModel:
-        """Compile it on its device, in a setting or with its options as they are. Raises as `compile_model`."""
-        return compile_model(self, setting)
-
-    def compile_beside(self, main: OpenVINOPaged) -> CompiledModel:
-        """Compile a drafter that uses the cache of `main`. Raises as the function `compile_beside`."""
-        return compile_beside(self, main)
 
 
 def specs_of(

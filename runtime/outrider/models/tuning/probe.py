@@ -23,6 +23,7 @@ from outrider.bundle.manifest import ModelEntry
 from outrider.config import DeviceConfig
 from outrider.errors import DeviceError, OutriderError, one_line
 from outrider.models.backends.devices import find_device
+from outrider.models.backends.registry import compile_model
 from outrider.models.cost.slots import copied_rows
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.system import saved
@@ -110,7 +111,7 @@ def main() -> None:
 def _try(job: _Job) -> Verdict:
     try:
         bundle = read_bundle(Path(job.folder))
-        backend = ModelSpec(job.role, bundle, job.model, device=job.device, options=job.options).compile()
+        backend = compile_model(ModelSpec(job.role, bundle, job.model, device=job.device, options=job.options))
         backend.allocate(_NUM_TOKENS)
         slot = backend.open(len(_TOKEN_IDS))
         if slot is None:

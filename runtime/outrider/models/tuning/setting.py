@@ -8,19 +8,15 @@ from typing import TYPE_CHECKING
 
 from outrider.config import PRECISIONS, DeviceConfig
 from outrider.models.backends.columns import COLUMNS
-from outrider.models.backends.processor import limit_on, may_divide_by_zero, this_processor, widens_f16
+from outrider.models.backends.processor import this_processor
 from outrider.models.tuning.machines import this_machine
-from outrider.system.core import new_core
 from outrider.types import Exactness
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from outrider.models.tuning.model_spec import ModelSpec
 
 GROUP_SIZE = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 _THREADS = "INFERENCE_NUM_THREADS"
-_RECURRENT = {"gated_delta_net", "selective_ssm"}  # whose tables have the precision of the calculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,38 +78,26 @@ class Setting:
         return f"{self.precision}{groups}{cache}{threads}{columns}"
 
 
-def settings_for(spec: ModelSpec) -> Iterator[Setting]:
+def settings_for(spec: ModelSpec) -> list[Setting]:
     """The settings that the options allow, in the order of preference.
 
-    On other devices than the CPU, compiling may take minutes: there only the device's own choice.
+    On the CPU in f32 unless another precision is named: f32 is exact and, on all processors that were measured, the
+    fastest or within a fifth of it. On other devices, compiling may take minutes: there only the device's own choice.
     """
     own = spec.options
     if not spec.support.tries_settings:
-        yield Setting(own.precision, own.cache_precision)
-        return
-    in_f32 = spec.model.encoder is not None  # whose cache has one precision
-    known = new_core().get_property(spec.device, "OPTIMIZATION_CAPABILITIES")
-    names = {"f32": "FP32", "bf16": "BF16", "f16": "FP16"}
-    if widens_f16(this_processor()):
-        del names["f16"]
-    precisions = [
-        name for name, capability in names.items() if name == "f32" or (capability in known and not limit_on(name))
-    ]
-    processor, weights = this_processor(), spec.model.weights
-    precisions = [name for name in precisions if not may_divide_by_zero(processor, name, weights, own.num_threads)]
-    if _RECURRENT & {*spec.model.geometry.layer_states}:
-        precisions = ["f32"]  # others round the state at each store, so that drafts would change the text
-    if own.precision != "auto" or spec.is_small or not spec.is_main:  # a draft model's bits do not matter
-        precisions = ["f32" if own.precision == "auto" else own.precision]
+        return [Setting(own.precision, own.cache_precision)]
+    precision = "f32" if own.precision == "auto" else own.precision
+    cache = own.cache_precision
+    if cache == "auto":  # an encoder-decoder model's has one precision
+        cache = precision if spec.model.encoder is None else "f32"
     # Groups of 8-bit weights are whole rows; of 4-bit ones mostly 32 or 64, and wider dynamic groups are slow.
     groups: tuple[int | None, ...] = (128, None) if spec.model.weights == "int8" else (None, 64)
     if GROUP_SIZE in own.properties or spec.is_small or spec.model.weights in ("fp32", "fp16"):
         groups = (None,)
     columns = COLUMNS if spec.is_main and spec.support.paged and this_machine().columns else 0
-    for precision in precisions:
-        cache = ("f32" if in_f32 else precision) if own.cache_precision == "auto" else own.cache_precision
-        for group_size in groups if spec.is_main else groups[:1]:
-            yield Setting(precision, cache, group_size, columns=columns)
+    of_role = groups if spec.is_main else groups[:1]  # a draft model's bits do not matter
+    return [Setting(precision, cache, group_size, columns=columns) for group_size in of_role]
 
 
 def fewer_threads(spec: ModelSpec) -> list[int]:
@@ -132,18 +116,17 @@ def fewer_threads(spec: ModelSpec) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A setting that was tried. form: format and weights. seconds: of calls, by their tokens.
+    """A setting that was tried, with what was measured."""
 
-    score: seconds of a request (`_MAIN_CALLS`). kl: see `MAX_KL`; None if it was too slow to be judged, or a draft
-    model's. verdict: why it was chosen or not.
-    """
-
-    form: str
     setting: Setting
-    seconds: dict[int, float]
-    score: float
-    kl: float | None
-    verdict: str
+    seconds: dict[int, float]  # of calls, by their tokens; none if it failed
+    score: float  # seconds of a request
+    failure: str  # why it cannot be used; empty if it can
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it may be chosen."""
+        return not self.failure
 
 
 @dataclass(frozen=True, slots=True)
