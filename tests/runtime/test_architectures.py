@@ -17,7 +17,7 @@ from outrider.errors import BundleError
 from outrider.models.backends.attention import check_windows, windows_of
 from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.backends.registry import compile_model
-from outrider.models.cost.measure import measure_pass
+from outrider.models.cost.measure import CallTimes
 from outrider.models.cost.table import MAIN_ROWS
 from outrider.models.tuning.measure import measure_contention
 from outrider.models.tuning.model_spec import ModelSpec
@@ -139,7 +139,7 @@ class RecordingBackend(FakeBackend):
 def test_costs_are_measured_with_tokens_that_differ() -> None:
     """Equal tokens would activate the same experts, and a target pass would seem to cost what plain decoding does."""
     backend = RecordingBackend()
-    measure_pass(backend, MAIN_ROWS)
+    CallTimes(backend, MAIN_ROWS).measure()
     assert {len(tokens) for tokens in backend.read} == {*MAIN_ROWS}
     longest = max(backend.read, key=len)
     for tokens in backend.read:

@@ -25,7 +25,7 @@ from outrider.decoding.slots import release
 from outrider.drafters.controller import Share
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.cost import stored
-from outrider.models.cost.measure import measure_change, measure_pass
+from outrider.models.cost.measure import CallTimes, measure_change, timer
 from outrider.models.cost.table import ENOUGH, ONE_LOAD, UNKNOWN, CallCost
 from outrider.system.saved import SavedValue
 from outrider.testing import FakeBackend
@@ -260,7 +260,7 @@ def test_a_measurement_says_how_sure_it_is() -> None:
 
     backend: Any = FakeBackend(4)
     backend.fingerprint = {"INFERENCE_NUM_THREADS": "1000000"}
-    assert set(measure_pass(backend, (1, 2, 4)).calls) == {UNKNOWN}  # a millionth of its threads' time
+    assert set(CallTimes(backend, (1, 2, 4)).measure().calls) == {UNKNOWN}  # a millionth of its threads' time
 
 
 def test_an_idle_engine_measures_what_is_doubtful(openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +275,7 @@ def test_an_idle_engine_measures_what_is_doubtful(openvino_bundle: Bundle, monke
         done.set()
         raise ValueError("enough")
 
-    monkeypatch.setattr(measuring, "measure_pass", measured)
+    monkeypatch.setattr(measuring, "CallTimes", measured)
     with load_toy(openvino_bundle) as engine:
         engine.generate("abc", max_new_tokens=2, drafter=None)
         assert done.wait(20)
@@ -354,8 +354,9 @@ def test_a_change_is_measured_by_calls_in_turns() -> None:
         before = 0
 
     backend = Clock(8)
-    assert measure_change(backend, [1]) == 0.0
-    assert measure_change(backend, [1, 2]) >= 0
+    with timer(backend, 2) as seconds:
+        assert measure_change(seconds, [1]) == 0.0
+        assert measure_change(seconds, [1, 2]) >= 0
     sizes = [sum(each) for each in backend.calls][2:]
     assert sizes[:8] == [1, 1, 2, 2, 1, 1, 2, 2]
 

@@ -20,10 +20,10 @@ import outrider
 from outrider.bundle import Bundle, Format
 from outrider.cli import run
 from outrider.errors import DeviceError
-from outrider.models.backends import devices, onnx_providers, processor
+from outrider.models.backends import devices, onnx_providers, processor, registry
 from outrider.models.backends.devices import Device, compile_error
 from outrider.models.backends.openvino_paged import OpenVINOPaged
-from outrider.models.tuning import loading, model_spec, placement, probe
+from outrider.models.tuning import loading, model_spec, placement, probe, trials
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.system import processes, saved
 from outrider.testing import ToyTokenizer, save_toy_bundle
@@ -204,14 +204,15 @@ class TestAuto:
     ) -> None:
         """Only the main model fails there. The draft model's device was not named, so it follows the main model."""
 
-        compile_it = ModelSpec.compile
+        compile_it = registry.compile_model
 
         def failing(spec: ModelSpec, *args: Any) -> Any:
             if spec.device == "GPU" and spec.is_main:
                 raise outrider.DeviceError("The GPU is out of memory.")
             return compile_it(spec, *args)
 
-        monkeypatch.setattr(ModelSpec, "compile", failing)
+        monkeypatch.setattr(loading, "compile_model", failing)
+        monkeypatch.setattr(trials, "compile_model", failing)
         with pytest.warns(outrider.DeviceWarning, match=r"The GPU is out of memory\. CPU is used instead"):
             engine = load(bundle, main_device="auto")
         assert (engine.placement.main, engine.placement.draft) == ("CPU", "CPU")

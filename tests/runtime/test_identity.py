@@ -61,7 +61,7 @@ def test_a_setting_that_is_exact_with_one_driver_is_measured_with_another(
     part: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_driver(monkeypatch, "1")
-    loading._file(part.on("GPU", DeviceConfig())).write(Choice(Setting("f32", "f32")))
+    part.on("GPU", DeviceConfig()).saved_choice.write(Choice(Setting("f32", "f32")))
     assert loading.is_settled(part.on("GPU", DeviceConfig()))
     has_driver(monkeypatch, "2")
     assert not loading.is_settled(part.on("GPU", DeviceConfig()))
@@ -69,7 +69,7 @@ def test_a_setting_that_is_exact_with_one_driver_is_measured_with_another(
 
 def test_a_setting_is_one_for_all_drafters_and_folders(part: ModelSpec) -> None:
     """Else texts would depend on the drafter."""
-    loading._file(part).write(Choice(Setting("f32", "f32")))
+    part.saved_choice.write(Choice(Setting("f32", "f32")))
     assert loading.is_settled(replace(part, features=("hidden.1",)))
     assert loading.is_settled(part.on("CPU", DeviceConfig(properties={"CACHE_DIR": "anywhere"})))
     assert loading.is_settled(part.on("CPU", DeviceConfig(properties={"session.intra_op.allow_spinning": "0"})))

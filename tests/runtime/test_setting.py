@@ -11,7 +11,9 @@ import pytest
 import outrider
 from outrider.bundle import Bundle
 from outrider.config import DeviceConfig
+from outrider.models.backends import registry
 from outrider.models.backends.processor import ProcessorFacts
+from outrider.models.cost.measure import CallTimes
 from outrider.models.cost.table import CallCost
 from outrider.models.tuning import loading, setting, trials
 from outrider.models.tuning.loading import choice_of, compile_settled
@@ -85,15 +87,15 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Machine:
             taken: float = backend.kind.milliseconds(backend.capabilities.rows.num_rows([count])) / 1000
             return taken * by_threads.get(backend.num_threads, 1.0)
 
-        def measure_pass(backend: Any, rows: tuple[int, ...], max_tokens: int) -> CallCost:
-            taken = tuple(seconds(backend, count) for count in rows)
-            return CallCost(rows, taken, taken)
+        def measure(times: CallTimes) -> CallCost:
+            taken = tuple(seconds(times.backend, count) for count in times.rows)
+            return CallCost(times.rows, taken, taken)
 
         for module in (trials, loading):
             monkeypatch.setattr(module, "compile_model", compile_it)
             monkeypatch.setattr(module, "settings_for", lambda *_: [Setting(name, name) for name in kinds])
         monkeypatch.setattr(trials, "has_rule", lambda *_: False)
-        monkeypatch.setattr(trials, "measure_pass", measure_pass)  # else the times would depend on the machine's load
+        monkeypatch.setattr(CallTimes, "measure", measure)  # else the times would depend on the machine's load
         monkeypatch.setattr(setting, "this_processor", lambda: ProcessorFacts("one", cores=cores or {"threads": 2}))
         return compiled
 
@@ -283,7 +285,7 @@ def test_models_whose_settings_are_known_are_compiled_at_once(
     """Not at the first load, where one would disturb what is measured of the other."""
     monkeypatch.setattr(saved, "FOLDER", tmp_path)
     threads: list[str] = []
-    compile_it = loading.compile_model
+    compile_it = registry.compile_model
 
     def spy(*arguments: Any, **options: Any) -> Any:
         threads.append(threading.current_thread().name)
@@ -338,7 +340,7 @@ def interrupt(_: str) -> None:
     ({"precision": "f16", "cache_precision": "u8"}, {("f16", "u8")}),
 ])  # fmt: skip
 def test_another_precision_is_tried_if_it_is_named(
-    part: ModelSpec, monkeypatch: pytest.MonkeyPatch, own: dict[str, str], tried: set[tuple[str, str]]
+    part: ModelSpec, monkeypatch: pytest.MonkeyPatch, own: dict[str, Any], tried: set[tuple[str, str]]
 ) -> None:
     """Whatever the processor has: another precision is another text."""
     monkeypatch.setattr("outrider.models.tuning.model_spec.SMALL", 0)

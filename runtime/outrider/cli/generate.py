@@ -74,17 +74,7 @@ def generate(
         "grammar": grammar and _read_text("Grammar", grammar),
     }
     config = config.replace(**{name: text for name, text in shapes.items() if text is not None})
-    if system is not None and no_chat_template:
-        raise click.UsageError("--system needs the chat template: leave out --no-chat-template.")
-    text = sys.stdin.read() if prompt == "-" else prompt
-    if image and no_chat_template:
-        raise click.UsageError("--image needs the chat template: leave out --no-chat-template.")
-    request: Any = text
-    if system is not None or image:
-        seen = [{"type": "image", "image": path} for path in image]
-        content = [*seen, {"type": "text", "text": text}] if seen else text
-        before = [] if system is None else [{"role": "system", "content": system}]
-        request = [*before, {"role": "user", "content": content}]
+    request = _request(prompt, system, image, chat_template=not no_chat_template)
     if compare and (config.generation.drafter is None or config.generation.num_assistant_tokens == 0):
         raise click.UsageError("--compare compares with plain decoding, and this request is plain: choose a drafter.")
     if config.generation.logprobs is not None and not as_json:
@@ -113,6 +103,20 @@ def generate(
         out.print()
         out.print(comparison(result, plain))
         out.print(verdict(result, plain, config.generation.sampling))
+
+
+def _request(prompt: str, system: str | None, images: tuple[str, ...], *, chat_template: bool) -> Any:
+    """What the engine answers: the prompt, with what comes before it as messages."""
+    for option, value in (("--system", system), ("--image", images)):
+        if value not in (None, ()) and not chat_template:
+            raise click.UsageError(f"{option} needs the chat template: leave out --no-chat-template.")
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if system is None and not images:
+        return text
+    seen = [{"type": "image", "image": path} for path in images]
+    content = [*seen, {"type": "text", "text": text}] if seen else text
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return [*before, {"role": "user", "content": content}]
 
 
 def _read_text(what: str, path: str) -> str:

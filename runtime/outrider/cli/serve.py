@@ -1,11 +1,14 @@
 """`outrider serve`."""
 
+from __future__ import annotations
+
 import ipaddress
 import re
 import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +23,9 @@ from outrider.config import Config
 from outrider.engine.opening import is_model
 from outrider.errors import OptionError, OutriderError, nearest, needs
 from outrider.system.plugins import plugins
+
+if TYPE_CHECKING:
+    from outrider.server import Settings
 
 
 @click.command()
@@ -76,16 +82,7 @@ def serve(
     port: int,
     api_key: str | None,
     no_api_key: bool,
-    allowed_host: tuple[str, ...],
-    max_running: int,
-    max_waiting: int,
-    max_body: float,
-    timeout: float,
     grace: int,
-    idle_minutes: float | None,
-    strict_calls: bool,
-    strict_model_names: bool,
-    allow_origin: tuple[str, ...],
     access_log: bool,
     as_json: bool,
     **options: Any,
@@ -98,25 +95,14 @@ def serve(
     at the start, several at the first request for each. Options of generation are the defaults of requests.
     """
     with needs("The server is not installed", "server", OutriderError):
-        from outrider.server import Settings, make_app
+        from outrider.server import make_app
         from outrider.server.run import listen_all, run, url_of
         from outrider.system.memory import return_large_buffers
     host = host.removeprefix("[").removesuffix("]")  # as an address of IPv6 stands in a URL
     check_access(host, api_key, no_api_key)
     named = name_bundles(bundles, draft)
-    settings = Settings(
-        api_key=api_key or None,
-        allowed_hosts=allowed_host,
-        max_running=max_running,
-        max_waiting=max_waiting,
-        max_body=int(max_body * 1e6),
-        request_seconds=timeout,
-        strict_models=strict_model_names,
-        loose_calls=not strict_calls,
-        allowed_origins=check_origins(allow_origin, api_key),
-        idle_seconds=None if idle_minutes is None else idle_minutes * 60,
-    )
-    if idle_minutes is not None:
+    settings = _settings(options, api_key)
+    if settings.idle_seconds is not None:
         return_large_buffers()
     config = read_options(options)
     for each in listen_all(host, port):  # a model may have to be converted first, which takes minutes
@@ -141,11 +127,32 @@ def serve(
             else:
                 _announce(url, models[0].name if models else None, needs_key=bool(api_key), is_own=_is_own(host))
 
-        def ending(num_answers: int) -> None:
-            answers = "an answer" if num_answers == 1 else f"{num_answers} answers"
-            err.print(f"Waiting up to {grace} s for {answers}. Press Ctrl-C again to end at once.")
+        run(app, listening, grace=grace, access_log=access_log, ready=ready, ending=partial(_say_ending, grace))
 
-        run(app, listening, grace=grace, access_log=access_log, ready=ready, ending=ending)
+
+def _settings(options: dict[str, Any], api_key: str | None) -> Settings:
+    """The server's own among the options, which are taken out."""
+    from outrider.server import Settings
+
+    minutes = options.pop("idle_minutes")
+    return Settings(
+        api_key=api_key or None,
+        allowed_hosts=options.pop("allowed_host"),
+        max_running=options.pop("max_running"),
+        max_waiting=options.pop("max_waiting"),
+        max_body=int(options.pop("max_body") * 1e6),
+        request_seconds=options.pop("timeout"),
+        strict_models=options.pop("strict_model_names"),
+        loose_calls=not options.pop("strict_calls"),
+        allowed_origins=check_origins(options.pop("allow_origin"), api_key),
+        idle_seconds=None if minutes is None else minutes * 60,
+    )
+
+
+def _say_ending(grace: int, num_answers: int) -> None:
+    """Say how long running answers have."""
+    answers = "an answer" if num_answers == 1 else f"{num_answers} answers"
+    err.print(f"Waiting up to {grace} s for {answers}. Press Ctrl-C again to end at once.")
 
 
 def name_bundles(bundles: tuple[str, ...], draft: str | None = None) -> dict[str, str]:

@@ -24,6 +24,7 @@ from outrider.errors import OptionError, nearest
 if TYPE_CHECKING:
     from outrider.engine.engine import Engine
     from outrider.models.tuning.setting import Choice
+    from outrider_bench.prompts import BenchPrompt
 
 
 LONGEST = 8
@@ -63,10 +64,7 @@ def tune(
     """
     from outrider.engine.opening import open_draft_bundle
     from outrider.models.tuning.loading import search_settings
-    from outrider_bench.modes.make import make_modes
-    from outrider_bench.prompts import encode_prompts, read_prompts
-    from outrider_bench.report.summary import collect, summarize
-    from outrider_bench.runs.measure import measure, warm_up
+    from outrider_bench.prompts import read_prompts
     from outrider_bench.verify.fitting import fit_prompts
 
     if options.get("num_assistant_tokens") is not None:
@@ -80,10 +78,7 @@ def tune(
         with progress_line("Trying settings.", quiet=as_json):
             search_settings(opened, open_draft_bundle(opened, config.device), config.device)
     engine = load_model(opened, config, enable_prefix_caching=False)  # every run reads its whole prompt
-    auto = config.generation.drafter
-    drafter = next(iter(engine.bundled_drafters), "suffix") if auto == "auto" else auto
-    if drafter not in engine.drafters:
-        raise OptionError(f"There is no drafter '{drafter}' here. {nearest(drafter, engine.drafters)}")
+    drafter = _drafter_of(engine)
     length = config.generation.max_new_tokens or 0
     chosen, _ = fit_prompts(engine, chosen, length)
     seconds = 60 * (minutes or MINUTES)
@@ -92,22 +87,10 @@ def tune(
     work = Work(len(chosen), length, tuple(range(1, LONGEST + 1)))
     are_given = prompts is not None or per_category is not None
     work = work.within(seconds * 3 / 4, engine, keep_prompts=are_given, keep_length=options.get("max_new_tokens"))
-    chosen, lengths = chosen[: work.num_prompts], work.lengths
-    config = dataclasses.replace(config, generation=config.generation.replace(max_new_tokens=work.length))
-    modes = make_modes(["plain", auto, *(f"{drafter}:{n}" for n in lengths)], engine, forgets=True)
-    tasks = encode_prompts(chosen, engine.tokenizer)
-    if not as_json:
-        _announce(work, engine, drafter)
-    with progress_bar("answers measured", len(chosen) * len(modes), quiet=as_json) as advance:
-        warm_up(modes, tasks, config.generation)
-        records = measure(modes, tasks, config.generation, record=lambda _: advance())
-    summary = summarize(collect(records), tasks, [mode.name for mode in modes], "plain")
-    counts = (0, "auto", *lengths)
-    found = (row for row in summary if row["category"] == "all")
-    rows = [row | {"num_assistant_tokens": n} for n, row in zip(counts, found, strict=True)]
+    rows = _measure(work, chosen, engine, drafter, quiet=as_json)
     best = max(rows, key=lambda row: row["speed_up"])
     setting = describe(engine, work.length, 1)
-    name = auto if best["num_assistant_tokens"] == "auto" else drafter
+    name = config.generation.drafter if best["num_assistant_tokens"] == "auto" else drafter
     if as_json:
         costs = {role: asdict(cost) for role, cost in engine.costs.items()}
         choices = {role: asdict(choice) for role, choice in engine.choices.items()}
@@ -122,6 +105,41 @@ def tune(
         out.print(f"\nBest on these prompts: drafter={name}, num_assistant_tokens={best['num_assistant_tokens']}.")
     else:
         out.print("\nPlain decoding was the fastest on these prompts: use drafter=none here.")
+
+
+def _drafter_of(engine: Engine) -> str:
+    """The drafter whose numbers of draft tokens are compared."""
+    wanted = engine.config.generation.drafter
+    is_named = wanted not in ("auto", None)
+    drafter = str(wanted) if is_named else next(iter(engine.bundled_drafters), "suffix")
+    if drafter not in engine.drafters:
+        raise OptionError(f"There is no drafter '{drafter}' here. {nearest(drafter, engine.drafters)}")
+    return drafter
+
+
+def _measure(
+    work: Work, prompts: list[BenchPrompt], engine: Engine, drafter: str, *, quiet: bool
+) -> list[dict[str, Any]]:
+    """What plain decoding, the engine's own drafter and each number of draft tokens reach: a row each."""
+    from outrider_bench.modes.make import make_modes
+    from outrider_bench.prompts import encode_prompts
+    from outrider_bench.report.summary import collect, summarize
+    from outrider_bench.runs.measure import measure, warm_up
+
+    chosen = prompts[: work.num_prompts]
+    generation = engine.config.generation.replace(max_new_tokens=work.length)
+    names = ["plain", str(generation.drafter), *(f"{drafter}:{n}" for n in work.lengths)]
+    modes = make_modes(names, engine, forgets=True)
+    tasks = encode_prompts(chosen, engine.tokenizer)
+    if not quiet:
+        _announce(work, engine, drafter)
+    with progress_bar("answers measured", len(chosen) * len(modes), quiet=quiet) as advance:
+        warm_up(modes, tasks, generation)
+        records = measure(modes, tasks, generation, record=lambda _: advance())
+    summary = summarize(collect(records), tasks, [mode.name for mode in modes], "plain")
+    found = (row for row in summary if row["category"] == "all")
+    counts = (0, "auto", *work.lengths)
+    return [row | {"num_assistant_tokens": n} for n, row in zip(counts, found, strict=True)]
 
 
 def _print_choices(engine: Engine) -> None:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from outrider.decoding.idle import IdleJob, harmless
 from outrider.models.calls import teach
-from outrider.models.cost.measure import measure_change, measure_pass, timer
+from outrider.models.cost.measure import CallTimes, timer
 from outrider.models.cost.slots import GaveWay, GivingWay
 from outrider.models.cost.stored import save_cost
 from outrider.models.cost.table import LONGEST, ONE_LOAD
-from outrider.models.tuning.loading import save_choice, warn_of
+from outrider.models.tuning.loading import warn_of
 from outrider.models.tuning.measure import check_exactness
 from outrider.types import Exactness
 
@@ -99,7 +99,7 @@ class CheckExactness(Measuring):
         backend.keep_rows(model.cost)
         setting = dataclasses.replace(choice.setting, exactness=found)
         model.choice = dataclasses.replace(choice, setting=setting, waits=False, is_refuted=not found.holds)
-        save_choice(model.spec, model.choice)
+        model.spec.saved_choice.write(model.choice)
         self._may_draft(found.holds)
         if found.holds:
             log.info("%s was checked while idle: its rows are exact in %s.", model.spec, setting)
@@ -122,7 +122,7 @@ class MeasureCosts(Measuring):
     def __init__(self, loaded: Mapping[str, LoadedModel]) -> None:
         super().__init__()
         self._loaded = loaded
-        self._made: dict[str, tuple[list[float], list[float]]] = {}  # by role, seconds of calls
+        self._made: dict[str, list[float]] = {}  # by role, seconds of calls
         self._done: set[str] = set()  # roles whose costs were measured
         self._budgets: dict[str, float] = {}  # by role, seconds for calls beside answers
 
@@ -140,12 +140,11 @@ class MeasureCosts(Measuring):
         """Time calls, model by model."""
         for model in self._doubtful():
             backend, cost, longest = model.backend, model.cost, model.spec.model.geometry.context_length
-            calls, changes = self._made.setdefault(model.spec.role, ([], []))
+            made = self._made.setdefault(model.spec.role, [])
             giving_way = cast("Any", GivingWay(backend, is_cancelled))
             backend.use(backend.exactness)
             try:
-                found = measure_pass(giving_way, cost.rows, _REPEATS, max_tokens=longest, made=calls)
-                found.change = measure_change(giving_way, cost.rows, made=changes)
+                found = CallTimes(giving_way, cost.rows, longest).measure(_REPEATS, made)
             finally:
                 backend.keep_rows(cost)
             del self._made[model.spec.role]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from threading import Thread
@@ -20,7 +19,7 @@ from outrider.decoding.large_pages import LargePages
 from outrider.decoding.measuring import CheckExactness, MeasureCosts
 from outrider.decoding.request_queue import RequestQueue
 from outrider.decoding.row_budget import RowBudget
-from outrider.drafters import AnswerStore
+from outrider.drafters import AnswerStore, DraftModel
 from outrider.drafters.bundled import make_drafter
 from outrider.drafters.drafter_registry import DrafterRegistry, records_of
 from outrider.engine.joining import PENDING, Joining
@@ -87,73 +86,37 @@ def assemble(
     draft_tokenizer: TextTokenizer | None = None,
 ) -> EngineParts:
     """Compile a bundle's models and make the rest; raises as `load`. The tokenizers take the place of its own."""
-    scheduler, device, manifest = config.scheduler, config.device, bundle.manifest
-    # The draft models may be those of another bundle, in another format perhaps.
-    draft_bundle = open_draft_bundle(bundle, device)
-    bundled = draft_models_of(draft_bundle, bundle)
-    wanted = config.generation.drafter
-    named = [entry for entry in bundled if entry.name == wanted]
-    entries = () if wanted in (None, *COPYING) else named or bundled
-    main, drafts = specs_of(bundle, draft_bundle, entries, device.adapters)
-    names = main.adapters.names if main.adapters else ()
-    adapters = {each.name: bundle.sha256_of(each.folder) for each in manifest.adapters if each.name in names}
-    check_adapter(config.generation.adapter, names)
-
-    if tokenizer is None:  # one that is missing is told before models are loaded
-        check_tokenizer(bundle.tokenizer_path)
+    manifest = bundle.manifest
+    scheduler = config.scheduler
+    models = _models_of(bundle, config)
     draft_tokenizer = None if draft_tokenizer is None else guarded(draft_tokenizer)
-    if draft_tokenizer is None:
-        for entry in entries:
-            if entry.vocabulary != "same" and entry.tokenizer:
-                check_tokenizer(draft_bundle.folder / entry.tokenizer.folder)
+    _check_tokenizers(bundle, models.drafts, tokenizer, draft_tokenizer)
     store = None
     if scheduler.answer_store is not None:
         store = AnswerStore(scheduler.answer_store, manifest.main.vocab_sha256)
-
-    count = config.generation.num_assistant_tokens
-    if device.npu_window is None and not isinstance(count, str):
-        device = dataclasses.replace(device, npu_window=count + 1)
-    later = _come_later(main, drafts, config, device)
     prepare_arrays()
     admission = Admission(manifest, scheduler.cache_size)
     with ThreadPoolExecutor(1) as pool:  # OpenVINO prepares graphs meanwhile
-        made = pool.submit(_tokenizers_of, bundle, tokenizer, config.scheduler)
-
-        def allocate(backends: dict[str, CompiledModel]) -> None:
-            """Calls are timed after this, and nothing else is to run meanwhile."""
-            wait([made])
-            waiting = [spec.model.geometry for spec in later] + ([bundle.pair.draft] if bundle.pair else [])
-            admission.allocate(backends, sum(_BYTES * geometry.numbers_per_token for geometry in waiting))
-
-        roles = [spec.role for spec in later]
-        loaded, placement = load_models(main, drafts, device, allocate, can_leave_out=not named, later=roles)
+        made = pool.submit(_tokenizers_of, bundle, tokenizer, scheduler)
+        loaded, placement = _load(models, admission, lambda: wait([made]))
     public, tokenizer = made.result()
     config = dataclasses.replace(config, device=placement.named_in(config.device))
 
-    make = functools.partial(make_drafter, scheduler=scheduler, tokenizer=tokenizer, own=draft_tokenizer)
-    registry = DrafterRegistry(
-        loaded,
-        {entry.name: make(loaded[entry.name]) for entry in entries if entry.name in loaded},
-        [*(entry.name for entry in bundled), *([PENDING] if bundle.pair else [])],
-        encode=lambda text: [token_id for piece in pieces_of(text) for token_id in tokenizer.encode(piece)],
-        loaded_with=wanted,
-        store=store,
-        records=functools.partial(
-            records_of, scheduler.keep_records, {spec.role: spec for spec in (main, *drafts)}, adapters
-        ),
-    )
+    make = partial(make_drafter, scheduler=scheduler, tokenizer=tokenizer, own=draft_tokenizer)
+    registry = models.registry(loaded, make, tokenizer, store, keep_records=scheduler.keep_records)
     prefixes, backend = _prefix_store(scheduler, bundle, loaded), loaded["main"].backend
+    prompts = Prompts(
+        loaded,
+        tokenizer,
+        manifest.tokenizer,
+        admission,
+        models.adapters,
+        Vision.of(bundle, backend, scheduler.image_memory),
+        finds_openings=scheduler.enable_prefix_caching and backend.capabilities.states,
+    )
     preparation = Preparation(
         loaded,
-        Prompts(
-            loaded,
-            tokenizer,
-            manifest.tokenizer,
-            admission,
-            adapters,
-            Vision.of(bundle, backend, scheduler.image_memory),
-            finds_openings=scheduler.enable_prefix_caching and backend.capabilities.states,
-        ),
+        prompts,
         registry,
         Grammars(bundle.tokenizer_path, manifest.main.vocab_size, manifest.tokenizer.eos_token_ids),
         store=store,
@@ -166,8 +129,86 @@ def assemble(
     queue = RequestQueue(backend, rows, prefixes, _idle_jobs(preparation, rows, scheduler), cost)
     Joining(
         preparation, queue, make=make, stored=lambda model: _stored(bundle, model.spec.role, model, loaded["main"])
-    ).start(later, bundle, device)
+    ).start(models.later, bundle, models.device)
     return EngineParts(config, public, placement, preparation, queue)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Models:
+    """The models that an engine consists of, before any is compiled."""
+
+    main: ModelSpec
+    drafts: Sequence[ModelSpec]
+    bundled: Sequence[str]  # the names of all draft models of the bundle; those of `drafts` are loaded
+    adapters: Mapping[str, str]  # a hash of each of the main model's, by name
+    device: DeviceConfig
+    loaded_with: str | None  # the engine's drafter
+    later: Sequence[ModelSpec]  # of `drafts`: those that are loaded while the engine answers
+    later_bytes: float  # of a token in the caches of these, and of a draft model that is not converted yet
+
+    def registry(
+        self,
+        loaded: dict[str, LoadedModel],
+        make: Callable[[LoadedModel], DraftModel],
+        tokenizer: TextTokenizer,
+        store: AnswerStore | None,
+        *,
+        keep_records: bool,
+    ) -> DrafterRegistry:
+        """The drafters of those that are loaded, and the others."""
+        specs = {spec.role: spec for spec in (self.main, *self.drafts)}
+        return DrafterRegistry(
+            loaded,
+            {spec.role: make(loaded[spec.role]) for spec in self.drafts if spec.role in loaded},
+            self.bundled,
+            encode=lambda text: [token_id for piece in pieces_of(text) for token_id in tokenizer.encode(piece)],
+            loaded_with=self.loaded_with,
+            store=store,
+            records=partial(records_of, keep_records, specs, self.adapters),
+        )
+
+
+def _load(
+    models: _Models, admission: Admission, ready: Callable[[], object]
+) -> tuple[dict[str, LoadedModel], Placement]:
+    """Compile the models that are there from the start; see `load_models`.
+
+    ready: is called before calls are timed, and returns when nothing else runs.
+    """
+
+    def allocate(backends: dict[str, CompiledModel]) -> None:
+        ready()
+        admission.allocate(backends, models.later_bytes)
+
+    is_named = models.loaded_with in [spec.role for spec in models.drafts]
+    later = [spec.role for spec in models.later]
+    return load_models(models.main, models.drafts, models.device, allocate, can_leave_out=not is_named, later=later)
+
+
+def _models_of(bundle: Bundle, config: Config) -> _Models:
+    """Which models an engine has, by its options. The draft models may be those of another bundle."""
+    device, wanted, count = config.device, config.generation.drafter, config.generation.num_assistant_tokens
+    draft_bundle = open_draft_bundle(bundle, device)
+    bundled = draft_models_of(draft_bundle, bundle)
+    named = [entry for entry in bundled if entry.name == wanted]
+    entries = () if wanted in (None, *COPYING) else named or bundled
+    main, drafts = specs_of(bundle, draft_bundle, entries, device.adapters)
+    names = main.adapters.names if main.adapters else ()
+    check_adapter(config.generation.adapter, names)
+    if device.npu_window is None and not isinstance(count, str):
+        device = dataclasses.replace(device, npu_window=count + 1)
+    later = _come_later(main, drafts, config, device)
+    waiting = [spec.model.geometry for spec in later] + ([bundle.pair.draft] if bundle.pair else [])
+    return _Models(
+        main,
+        drafts,
+        [*(entry.name for entry in bundled), *([PENDING] if bundle.pair else [])],
+        {each.name: bundle.sha256_of(each.folder) for each in bundle.manifest.adapters if each.name in names},
+        device,
+        wanted,
+        later,
+        sum(_BYTES * geometry.numbers_per_token for geometry in waiting),
+    )
 
 
 def whole_if_needed(bundle: Bundle, config: Config) -> Bundle:
@@ -188,6 +229,17 @@ def _come_later(main: ModelSpec, drafts: Sequence[ModelSpec], config: Config, de
         return []
     own = [spec.on("CPU", device) for spec in drafts if spec.drafter and spec.drafter.kind == "draft_model"]
     return [spec for spec in own if spec.answers_first]
+
+
+def _check_tokenizers(
+    bundle: Bundle, drafts: Sequence[ModelSpec], own: TextTokenizer | None, own_of_draft: TextTokenizer | None
+) -> None:
+    """Raise for a tokenizer that is missing, before models are loaded. own, own_of_draft: the app's."""
+    if own is None:
+        check_tokenizer(bundle.tokenizer_path)
+    for spec in drafts if own_of_draft is None else ():
+        if (entry := spec.drafter) and entry.vocabulary != "same" and entry.tokenizer:
+            check_tokenizer(spec.bundle.folder / entry.tokenizer.folder)
 
 
 def _idle_jobs(preparation: Preparation, rows: RowBudget, scheduler: SchedulerConfig) -> list[IdleJob]:

@@ -45,7 +45,7 @@ class GaveWay(Exception):
 class GivingWay:
     """A backend that makes no call once somebody else needs the model: `submit` raises `GaveWay`. All else is its own.
 
-    measure_pass(GivingWay(backend, is_cancelled), rows)
+    CallTimes(GivingWay(backend, is_cancelled), rows).measure()
 
     What is opened does not count in the statistics of the prefix cache.
     """

@@ -7,13 +7,11 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from outrider.models.cost.measure import check_pass, contexts_of, measure_change, measure_pass, timed_rows
+from outrider.models.cost.measure import CallTimes, timed_rows
 from outrider.models.cost.table import ONE_LOAD, CallCost
 from outrider.models.tuning.first import expected_cost
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from outrider.models.tuning.model_spec import ModelSpec
     from outrider.system.saved import SavedValue
     from outrider.types import CompiledModel
@@ -40,19 +38,18 @@ def cost_of(
     if backend.capabilities.steady:
         backend.use(backend.exactness)  # calls that are timed keep no rows
     file = _file(spec, backend)
-    known = file.read()
-    rows, longest = timed_rows(spec.role, backend), spec.model.geometry.context_length
-    if known is not None and not _can_be(known, backend, rows, longest):
+    times = CallTimes(backend, timed_rows(spec.role, backend), spec.model.geometry.context_length)
+    known, far = file.read(), times.contexts[1]
+    if known is not None and not times.can_be(known):
         known = None
-    far = contexts_of(backend, rows, longest)[1]
     fits = known is not None and far <= known.contexts[1] and known.contexts[0] + known.rows[0] <= backend.max_tokens
+    usable = known if fits and not repeats else None
     if spec.answers_first and not repeats:
-        cost = known if known is not None and fits else expected_cost(spec, backend)
-    elif known is not None and fits and not repeats and not known.is_guess:
-        cost = replace(known, scale=check_pass(backend, known) if scale is None else scale)
+        cost = usable or expected_cost(spec, times.rows, times.contexts, backend.bytes_per_token)
+    elif usable is not None and not usable.is_guess:
+        cost = replace(usable, scale=times.scale_of(usable) if scale is None else scale)
     else:
-        cost = measure_pass(backend, rows, repeats, max_tokens=longest)
-        cost.change = measure_change(backend, rows)
+        cost = times.measure(repeats)
         if repeats or known is None or known.contexts[1] <= far:  # one that was measured with a larger cache stays
             file.write(cost)
     cost.one_call, cost.rule = backend.capabilities.one_call, backend.capabilities.rows
@@ -80,10 +77,3 @@ def _differs(known: CallCost, made: CallCost) -> bool:
 
 def _file(spec: ModelSpec, backend: CompiledModel) -> SavedValue[CallCost]:
     return spec.identity.compiled(backend).saved("costs", CallCost, UNMEASURED)
-
-
-def _can_be(known: CallCost, backend: CompiledModel, rows: Sequence[int], longest: int) -> bool:
-    """Whether a saved cost is valid for this model, these rows and contexts up to `longest`."""
-    fixed = backend.capabilities.fixed
-    alike = known.rows[:2] == (1, fixed.window) if fixed else known.rows == rows
-    return alike and known.contexts[1] < max(longest, backend.max_tokens)

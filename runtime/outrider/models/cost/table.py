@@ -38,7 +38,7 @@ _MOST_SCALE = _MOST_SECONDS / _LEAST_SECONDS
 class CallCost:
     """Seconds of a model's calls, by rows and by tokens of context.
 
-        cost = measure_pass(backend, MAIN_ROWS)
+        cost = CallTimes(backend, MAIN_ROWS).measure()
         cost(5, context=300)
         cost.observe([5], context=300, seconds=0.046)
         cost.learned()    # for later loads

@@ -1,7 +1,7 @@
 """What a first start takes instead of measuring: a setting of the table, and guesses of what calls cost.
 
     choice = first_choice(spec, setting, backend)    # of a model that is compiled
-    cost = expected_cost(spec, backend)     # for plain decoding, until calls are timed
+    cost = expected_cost(spec, rows, contexts, backend.bytes_per_token)    # for plain decoding, until calls are timed
 
 Measured while the engine is idle: see `outrider.decoding.measuring`.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from outrider.models.cost.measure import contexts_of, timed_rows
 from outrider.models.cost.table import CallCost
 from outrider.models.tuning.machines import this_machine
 from outrider.models.tuning.setting import Choice
@@ -75,13 +74,13 @@ def _rule_of(machine: Machine, backend: CompiledModel) -> RowRule:
     return dataclasses.replace(separate, sequence=by, call=call, logits=by, most=most)
 
 
-def expected_cost(spec: ModelSpec, backend: CompiledModel) -> CallCost:
+def expected_cost(
+    spec: ModelSpec, rows: tuple[int, ...], contexts: tuple[int, int], bytes_per_token: float
+) -> CallCost:
     """A guess of what calls cost, by the bytes that they read, which nobody is sure of."""
-    rows, longest = timed_rows(spec.role, backend), spec.model.geometry.context_length
-    contexts = contexts_of(backend, rows, longest)
     one = max(spec.size, 1) / _BYTES_A_SECOND
     near = [one * (1 + this_machine().added_row * (count - 1)) for count in rows]
-    more = (contexts[1] - contexts[0]) * backend.bytes_per_token / _BYTES_A_SECOND
+    more = (contexts[1] - contexts[0]) * bytes_per_token / _BYTES_A_SECOND
     is_paged = spec.support.paged
     return CallCost(
         rows,

@@ -36,10 +36,6 @@ from outrider.types import CompiledModel
 if TYPE_CHECKING:
     from outrider.bundle.folder import Bundle
     from outrider.models.cost.table import CallCost
-    from outrider.system.saved import SavedValue
-
-# Hidden states that drafters read change no setting. With one file for them all, a text is the same with each drafter.
-_ALIKE = ("features",)
 
 
 @dataclass(eq=False, slots=True)
@@ -235,9 +231,8 @@ def compile_settled(spec: ModelSpec) -> tuple[Choice, CompiledModel]:
 
     Warns (`ExactnessWarning`) if a main model's rows depend on the batch. Raises as `compile_model`.
     """
-    file = _file(spec)
-    known = file.read()
-    if spec.answers_first if known is None else is_settled(spec, known):
+    known = spec.saved_choice.read()
+    if spec.answers_first if known is None else known.is_enough(answers_first=spec.answers_first):
         report(f"{spec} is compiled.")
         setting = settings_for(spec)[0] if known is None else known.setting
         backend = reported(partial(compile_model, spec, setting), f"{spec} is compiled", spec.size)
@@ -245,10 +240,10 @@ def compile_settled(spec: ModelSpec) -> tuple[Choice, CompiledModel]:
         backend.use(choice.setting.exactness)
     else:
         # Adapters change no setting: that of the model without them, if it is known.
-        alone = _file(dataclasses.replace(spec, adapters=None)).read() if spec.adapters else None
+        alone = dataclasses.replace(spec, adapters=None).saved_choice.read() if spec.adapters else None
         choice, backend = choose(spec, [alone.setting] if alone else settings_for(spec))
     if choice is not known:
-        file.write(choice)
+        spec.saved_choice.write(choice)
     if spec.is_main and not (choice.setting.exactness.holds or choice.setting.exactness.is_expected):
         warn_of(spec, backend)
     return choice, backend
@@ -280,8 +275,9 @@ def choice_of(spec: ModelSpec) -> Choice:
     """The setting of a model on its device: saved, or found now."""
     if spec.uses_main_cache:
         return _untried(spec)
-    known = _file(spec).read()
-    return known if known is not None and is_settled(spec, known) else compile_settled(spec)[0]
+    known = spec.saved_choice.read()
+    is_enough = known is not None and known.is_enough(answers_first=spec.answers_first)
+    return known if known and is_enough else compile_settled(spec)[0]
 
 
 def _untried(spec: ModelSpec) -> Choice:
@@ -290,15 +286,10 @@ def _untried(spec: ModelSpec) -> Choice:
     return Choice(Setting(own.precision, own.cache_precision, num_threads=own.num_threads))
 
 
-def is_settled(spec: ModelSpec, known: Choice | None = None) -> bool:
-    """Whether `compile_settled` measures nothing: a model's setting is saved, or is that of the table.
-
-    known: what is saved, if it was read.
-    """
-    known = known or _file(spec).read()
-    if known is None:
-        return spec.answers_first
-    return not known.is_refuted and (spec.answers_first or not known.setting.exactness.is_expected)
+def is_settled(spec: ModelSpec) -> bool:
+    """Whether `compile_settled` measures nothing: a model's setting is saved, or is that of the table."""
+    known = spec.saved_choice.read()
+    return spec.answers_first if known is None else known.is_enough(answers_first=spec.answers_first)
 
 
 def search_settings(bundle: Bundle, draft_bundle: Bundle, options: DeviceConfig) -> None:
@@ -308,16 +299,7 @@ def search_settings(bundle: Bundle, draft_bundle: Bundle, options: DeviceConfig)
     places = ((main, placement.main), *((draft, placement.draft) for draft in drafts if not draft.uses_main_cache))
     for spec in (spec.on(device, options) for spec, device in places if device == "CPU"):
         if choice := search(spec):
-            save_choice(spec, choice)
-
-
-def save_choice(spec: ModelSpec, choice: Choice) -> None:
-    """Save a model's setting for later loads."""
-    _file(spec).write(choice)
-
-
-def _file(spec: ModelSpec) -> SavedValue[Choice]:
-    return spec.identity.saved("settings", Choice, _ALIKE)
+            spec.saved_choice.write(choice)
 
 
 def _compile_beside(

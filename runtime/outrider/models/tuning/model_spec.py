@@ -25,6 +25,7 @@ from outrider.models.backends.devices import find_device
 from outrider.models.backends.heads import Head
 from outrider.models.backends.processor import this_processor
 from outrider.models.tuning.identity import ModelIdentity, versions_of
+from outrider.models.tuning.setting import Choice
 from outrider.system import saved
 
 SMALL = 16_000_000  # bytes of a model's files
@@ -143,6 +144,14 @@ class ModelSpec:
             versions=versions_of("openvino" if self.support.library == "openvino" else "onnxruntime"),
             machine=this_processor().description,
         )
+
+    @property
+    def saved_choice(self) -> saved.SavedValue[Choice]:
+        """Its setting, as an earlier load or search saved it.
+
+        Hidden states that drafters read change no setting: with one file for them all, a text is the same with each.
+        """
+        return self.identity.saved("settings", Choice, ["features"])
 
     @property
     def asked(self) -> dict[str, Any]:

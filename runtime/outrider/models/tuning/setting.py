@@ -137,3 +137,7 @@ class Choice:
     trials: tuple[Trial, ...] = ()
     waits: bool = False  # nothing is drafted before its rows are measured to be exact
     is_refuted: bool = False  # they were expected to be exact, and are not: others are tried at the next load
+
+    def is_enough(self, *, answers_first: bool) -> bool:
+        """Whether a load that finds it saved has nothing to measure. answers_first: it may be measured later."""
+        return not self.is_refuted and (answers_first or not self.setting.exactness.is_expected)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.errors import DeviceError, one_line
 from outrider.models.backends.registry import compile_model
-from outrider.models.cost.measure import measure_pass, timed_rows
+from outrider.models.cost.measure import CallTimes, timed_rows
 from outrider.models.cost.slots import Adapted
 from outrider.models.cost.table import FAR, NEAR
 from outrider.models.tuning.first import expected_exactness, has_rule
@@ -90,7 +90,7 @@ def _try(spec: ModelSpec, setting: Setting) -> Trial:
     try:
         backend = compile_for_trials(spec, setting)
         setting = dataclasses.replace(setting, exactness=_needed(spec, setting, backend))
-        cost = measure_pass(backend, timed_rows(spec.role, backend), max_tokens=spec.model.geometry.context_length)
+        cost = CallTimes(backend, timed_rows(spec.role, backend), spec.model.geometry.context_length).measure()
     except DeviceError as error:
         return Trial(setting, {}, 0.0, one_line(error))
     cost.rule = backend.capabilities.rows
