@@ -78,12 +78,12 @@ def answers_as_it_should(engine: outrider.Engine) -> bool:
     return drafted.stats.num_draft_tokens > 0 and drafted.token_ids == plain.token_ids
 
 
-ABORT = "probe.ModelSpec.compile = lambda *_, **__: os.abort()"
-SEGFAULT = "import ctypes; probe.ModelSpec.compile = lambda *_, **__: ctypes.string_at(0)"
-EXIT = "probe.ModelSpec.compile = lambda *_, **__: os._exit(3)"
+ABORT = "probe.compile_model = lambda *_, **__: os.abort()"
+SEGFAULT = "import ctypes; probe.compile_model = lambda *_, **__: ctypes.string_at(0)"
+EXIT = "probe.compile_model = lambda *_, **__: os._exit(3)"
 NOISY_EXIT = "print('driver: cannot go on'); " + EXIT
 ILLEGIBLE_EXIT = r"""os.write(1, b'{"works": true, "reason": "\xff"}\n'); """ + EXIT
-REFUSE = "def no(*_, **__): raise RuntimeError('no kernels for this')\nprobe.ModelSpec.compile = no"
+REFUSE = "def no(*_, **__): raise RuntimeError('no kernels for this')\nprobe.compile_model = no"
 
 
 class TestADriverThatCrashes:
@@ -118,7 +118,7 @@ class TestADriverThatCrashes:
     @pytest.mark.needs("POSIX")
     @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
     def test_one_that_was_ended_from_outside_is_not_blamed(self, bundle: Bundle, gpu: Drive, name: str) -> None:
-        gpu(f"import signal; probe.ModelSpec.compile = lambda *_, **__: os.kill(os.getpid(), signal.{name})")
+        gpu(f"import signal; probe.compile_model = lambda *_, **__: os.kill(os.getpid(), signal.{name})")
         part = ModelSpec("main", bundle, bundle.manifest.main)
         verdict = probe.verdict_of(part.on("GPU", SMALL.device))
         assert verdict.works is None
@@ -128,7 +128,7 @@ class TestADriverThatCrashes:
 
     @pytest.mark.slow
     def test_one_that_hangs_is_given_up(self, bundle: Bundle, gpu: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
-        gpu("import time; probe.ModelSpec.compile = lambda *_, **__: time.sleep(600)")
+        gpu("import time; probe.compile_model = lambda *_, **__: time.sleep(600)")
         monkeypatch.setattr(probe, "PATIENCE", 4.0)
         with pytest.warns(outrider.DeviceWarning, match="it was not ready after 4 seconds"):
             assert answers_as_it_should(load(bundle, draft_device="GPU"))

@@ -50,6 +50,7 @@ _BYTES = 4  # of a number in f32
 class EngineParts:
     """What an engine consists of. config: with the devices that "auto" has become."""
 
+    bundle: Bundle  # the whole pair's, if only its main model was given, and that was not enough
     config: Config
     tokenizer: TextTokenizer
     placement: Placement
@@ -86,9 +87,10 @@ def assemble(
     draft_tokenizer: TextTokenizer | None = None,
 ) -> EngineParts:
     """Compile a bundle's models and make the rest; raises as `load`. The tokenizers take the place of its own."""
-    manifest = bundle.manifest
     scheduler = config.scheduler
     models = _models_of(bundle, config)
+    bundle, manifest = models.bundle, models.bundle.manifest
+    report(f"Loading {bundle.folder}.")
     draft_tokenizer = None if draft_tokenizer is None else guarded(draft_tokenizer)
     _check_tokenizers(bundle, models.drafts, tokenizer, draft_tokenizer)
     store = None
@@ -130,13 +132,14 @@ def assemble(
     Joining(
         preparation, queue, make=make, stored=lambda model: _stored(bundle, model.spec.role, model, loaded["main"])
     ).start(models.later, bundle, models.device)
-    return EngineParts(config, public, placement, preparation, queue)
+    return EngineParts(bundle, config, public, placement, preparation, queue)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Models:
     """The models that an engine consists of, before any is compiled."""
 
+    bundle: Bundle
     main: ModelSpec
     drafts: Sequence[ModelSpec]
     bundled: Sequence[str]  # the names of all draft models of the bundle; those of `drafts` are loaded
@@ -186,7 +189,11 @@ def _load(
 
 
 def _models_of(bundle: Bundle, config: Config) -> _Models:
-    """Which models an engine has, by its options. The draft models may be those of another bundle."""
+    """Which models an engine has, by its options.
+
+    The draft models may be those of another bundle. A pair's bundle is made now, in the place of its main model's, if
+    its draft model cannot join later. Raises as `open_bundle`.
+    """
     device, wanted, count = config.device, config.generation.drafter, config.generation.num_assistant_tokens
     draft_bundle = open_draft_bundle(bundle, device)
     bundled = draft_models_of(draft_bundle, bundle)
@@ -197,9 +204,15 @@ def _models_of(bundle: Bundle, config: Config) -> _Models:
     check_adapter(config.generation.adapter, names)
     if device.npu_window is None and not isinstance(count, str):
         device = dataclasses.replace(device, npu_window=count + 1)
-    later = _come_later(main, drafts, config, device)
+    # Those are loaded while the engine answers that are on the CPU and read tokens alone.
+    may_join = config.drafts_may_join and main.on("CPU", device).answers_first
+    if bundle.pair is not None and not (may_join and device.draft_bundle is None):
+        return _models_of(bundle.pair.make(), config)
+    own = [spec.on("CPU", device) for spec in drafts if spec.drafter and spec.drafter.kind == "draft_model"]
+    later = [spec for spec in own if may_join and spec.answers_first]
     waiting = [spec.model.geometry for spec in later] + ([bundle.pair.draft] if bundle.pair else [])
     return _Models(
+        bundle,
         main,
         drafts,
         [*(entry.name for entry in bundled), *([PENDING] if bundle.pair else [])],
@@ -209,26 +222,6 @@ def _models_of(bundle: Bundle, config: Config) -> _Models:
         later,
         sum(_BYTES * geometry.numbers_per_token for geometry in waiting),
     )
-
-
-def whole_if_needed(bundle: Bundle, config: Config) -> Bundle:
-    """A pair's bundle, made now, in the place of its main model's, if its draft model cannot join later.
-
-    Raises as `open_bundle`.
-    """
-    if bundle.pair is None:
-        return bundle
-    main = specs_of(bundle, bundle, ())[0].on("CPU", config.device)
-    can_wait = config.drafts_may_join and config.device.draft_bundle is None and main.answers_first
-    return bundle if can_wait else bundle.pair.make()
-
-
-def _come_later(main: ModelSpec, drafts: Sequence[ModelSpec], config: Config, device: DeviceConfig) -> list[ModelSpec]:
-    """The draft models that are loaded while the engine answers: those on the CPU that read tokens alone."""
-    if not (config.drafts_may_join and main.on("CPU", device).answers_first):
-        return []
-    own = [spec.on("CPU", device) for spec in drafts if spec.drafter and spec.drafter.kind == "draft_model"]
-    return [spec for spec in own if spec.answers_first]
 
 
 def _check_tokenizers(

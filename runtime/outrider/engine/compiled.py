@@ -13,7 +13,7 @@ from outrider.config.files import user_path
 from outrider.decoding.own import inner
 from outrider.decoding.trace import Trace
 from outrider.drafters import DraftModel
-from outrider.engine.assembly import assemble, whole_if_needed
+from outrider.engine.assembly import assemble
 from outrider.errors import OptionError
 from outrider.inputs.reasoning import ReasoningFormat
 from outrider.inputs.tools import ToolFormat
@@ -37,9 +37,8 @@ class CompiledBundle:
         draft_tokenizer: TextTokenizer | None = None,
     ) -> None:
         config = config or Config()
-        self.bundle = bundle = whole_if_needed(bundle, config)
-        report(f"Loading {bundle.folder}.")
         parts = assemble(bundle, config, tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
+        self.bundle = parts.bundle
         self.config = parts.config
         self.tokenizer = parts.tokenizer
         self.placement = parts.placement
