@@ -8,7 +8,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +58,11 @@ def run(
         saved = RunFolder(path, setting)
         tokenizer = setup.tokenizer or Tokenizer(setup.bundle.tokenizer_path)
         tasks = encode_prompts(prompts, tokenizer)
-        tried = replace(setup, trials=saved.chosen.get("trials", {}))
         modes = stack.enter_context(
-            start_workers(names, tried, saved.path, lambda mode, error: failures.append(_failure(mode, None, error)))
+            start_workers(names, setup, saved.path, lambda mode, error: failures.append(_failure(mode, None, error)))
         )
         if not modes:
             raise OutriderError(f"No mode can be loaded; {failures[0]['mode']}: {failures[0]['error']}.")
-        if trials := {ModeName.parse(mode.name).worker: mode.trial for mode in modes if mode.trial}:
-            saved.choose(trials=saved.chosen.get("trials", {}) | trials)
         if budget and "max_new_tokens" not in saved.chosen:
             _choose_tokens(saved, budget, modes, tasks, config)
         else:
@@ -102,12 +99,8 @@ def check_setup(setup: Setup, names: list[str]) -> None:
 
 
 def describe_modes(modes: Sequence[RemoteMode]) -> list[dict[str, Any]]:
-    """A description of each mode. trial: for a mode in the fastest precision, tokens per second by precision."""
-    return [
-        {"name": mode.name, "runtime": mode.runtime, "description": mode.description}
-        | ({"trial": mode.trial} if mode.trial else {})
-        for mode in modes
-    ]
+    """A description of each mode."""
+    return [{"name": mode.name, "runtime": mode.runtime, "description": mode.description} for mode in modes]
 
 
 def _as_chosen(config: GenerationConfig, saved: RunFolder) -> GenerationConfig:

@@ -28,11 +28,10 @@ from outrider.engine.engine import Engine
 from outrider.errors import OptionError, OutriderError
 from outrider.inputs.text import Tokenizer
 from outrider_bench.benchmark import check_setup, describe_modes, describe_run
-from outrider_bench.modes.make import default_peers, our_modes
+from outrider_bench.modes.make import our_modes
 from outrider_bench.modes.mode import AnsweredLoad, BatchMode, Load, Mode
 from outrider_bench.modes.name import ModeName
-from outrider_bench.modes.peers.check import default_precision, precisions_of
-from outrider_bench.modes.peers.known import FASTEST, PEERS
+from outrider_bench.modes.peers.known import PEERS
 from outrider_bench.modes.setup import Setup
 from outrider_bench.prompts import BenchPrompt, encode_prompts
 from outrider_bench.report.summary import median_and_range, median_ratio, ratio_interval
@@ -84,7 +83,7 @@ def run(
         OptionError: for an invalid mode, or one that decodes one request at a time.
         OutriderError: when no mode can be loaded.
     """
-    config = _check(setup, names)
+    config = check(setup, names)
     failures: list[dict[str, Any]] = []
 
     def fail(mode: str, error: str, num_requests: int | None = None) -> None:
@@ -208,15 +207,6 @@ def summarize(measured: Sequence[MeasuredLoad], levels: Sequence[int], names: Se
     return rows
 
 
-def default_modes(setup: Setup) -> list[str]:
-    """Plain decoding, the engine's own choice, and openvino-genai in each precision, its default first."""
-    if not (peers := default_peers(setup)):
-        return ["plain", "auto"]
-    named = precisions_of(ModeName.parse(peers[0]), setup)
-    default = default_precision(setup.config.device)
-    return ["plain", "auto", peers[0], *(f"{peers[0]}/{each}" for each in named if each != default)]
-
-
 def load_together(names: list[str], setup: Setup) -> list[BatchMode]:
     """The modes of one worker, with the engine that they share.
 
@@ -255,8 +245,8 @@ class _Ours:
         return load.run(lambda prompt: self._mode.run(prompt, config).token_ids)
 
 
-def _check(setup: Setup, names: list[str]) -> GenerationConfig:
-    """The config for all requests.
+def check(setup: Setup, names: list[str]) -> GenerationConfig:
+    """Check, without loading anything, that these modes can be compared. Returns the config for all requests.
 
     Raises:
         OptionError: for a mode or an option that cannot be compared.
@@ -266,13 +256,6 @@ def _check(setup: Setup, names: list[str]) -> GenerationConfig:
             raise OptionError(
                 f"Mode '{name.text}' decodes one request at a time here. Leave it out: several at a time are compared "
                 "in our own modes, openvino-genai's and llama-server's."
-            )
-        if name.precision == FASTEST:
-            kind = name.text.removesuffix(f"/{FASTEST}")
-            each = ",".join(f"{kind}/{precision}" for precision in precisions_of(name, setup)) or kind
-            raise OptionError(
-                f"Mode '{name.text}' is chosen by a trial with one request, and another precision may be the fastest "
-                f"for several. Name each instead: {each}."
             )
     check_setup(setup, names)
     config = setup.config.generation

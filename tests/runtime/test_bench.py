@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -32,7 +32,6 @@ from outrider_bench import benchmark
 from outrider_bench.modes.make import default_modes, default_peers, make_modes
 from outrider_bench.modes.mode import Mode, Run
 from outrider_bench.modes.name import ModeName, split_modes
-from outrider_bench.modes.peers import genai
 from outrider_bench.modes.peers.check import check_peer, follow_options
 from outrider_bench.modes.setup import Setup
 from outrider_bench.prompts import BenchPrompt, Task, encode_prompts, read_prompts
@@ -328,7 +327,7 @@ def test_names_are_taken_apart() -> None:
     assert ModeName.parse("auto@other").worker != ModeName.parse("auto").worker
     assert ModeName.parse("genai-draft:3/f32") == ModeName("genai-draft:3/f32", "genai-draft", 3, precision="f32")
     assert ModeName.parse("auto@f32").bundle == "f32"
-    workers = [ModeName.parse(name).worker for name in ("genai", "genai/f32", "genai/fastest", "genai-ngram/f32")]
+    workers = [ModeName.parse(name).worker for name in ("genai", "genai/f32", "genai/bf16", "genai-ngram/f32")]
     assert len({*workers}) == 4
     assert not any("/" in worker for worker in workers)  # a log file is called so
     for wrong in ("", ":3", "draft:", "draft:x", "draft:0.5", "auto@", "@other", "genai/", "/f32"):
@@ -367,7 +366,7 @@ def test_a_run_does_not_copy_from_the_run_before_it(toy_engine: Engine) -> None:
     ("auto@other", "needs a bundle: give it as --peer-model other=FOLDER"),
     ("genai@other", "only Outrider's modes can have another bundle"),
     ("draft:3/f32", "only openvino-genai's modes name a precision, as genai/f32. Outrider's use --precision"),
-    ("genai/f64", "names no precision: write one of f32, bf16, f16, fastest after the slash"),
+    ("genai/f64", "names no precision: write one of f32, bf16, f16 after the slash"),
 ])  # fmt: skip
 def test_what_a_peer_misses_is_said_before_anything_runs(
     mode: str, message: str, openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
@@ -386,13 +385,13 @@ def device_with(*precisions: str) -> Callable[..., Device]:
 def test_a_precision_is_one_that_the_devices_have(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """With another precision a device uses its default, and the report would name the wrong one."""
     monkeypatch.setattr(devices, "find_device", device_with("f32", "bf16", "int8"))
-    for name in ("genai/f32", "genai-ngram:3/bf16", "genai-draft:3/fastest"):
+    for name in ("genai/f32", "genai-ngram:3/bf16", "genai-draft:3/f32"):
         check_peer(ModeName.parse(name), setup)
     with pytest.raises(OptionError, match="no support for f16 on CPU. Choose from f32, bf16."):
         check_peer(ModeName.parse("genai/f16"), setup)
     monkeypatch.setattr(devices, "find_device", lambda *_: None)
     with pytest.raises(OptionError, match="no support for any of f32, bf16, f16 on CPU. Leave the precision out."):
-        check_peer(ModeName.parse("genai/fastest"), setup)
+        check_peer(ModeName.parse("genai/f32"), setup)
 
     def find(name: str, _: str) -> Device:
         return device_with("f32", "f16" if name == "GPU" else "bf16")(name, _)
@@ -408,73 +407,16 @@ def test_openvino_genai_is_compared_with_by_default_where_it_can_be(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "find_device", device_with("f32", "bf16"))
+    setup = replace(setup, config=setup.config.replace(precision="f32"))
+    assert default_modes(setup, together=True) == ["plain", "auto", "genai", "genai/bf16"]
     assert default_modes(setup)[:2] == ["plain", "auto"]
-    assert default_modes(setup)[-2:] == default_peers(setup) == ["genai", "genai/fastest"]
+    assert default_modes(setup)[-2:] == default_peers(setup) == ["genai", "genai/bf16"]
     assert default_peers(replace(setup, config=setup.config.replace(logprobs=2))) == []  # it has no logprobs
     main = msgspec.structs.replace(setup.bundle.manifest.main, format="onnx")
     onnx = replace(setup.bundle, manifest=msgspec.structs.replace(setup.bundle.manifest, main=main))
     assert default_peers(replace(setup, bundle=onnx)) == []
     monkeypatch.setattr(devices, "find_device", device_with("f32"))
     assert default_peers(setup) == ["genai"]
-
-
-class TestFastestPrecision:
-    """The trial that chooses openvino-genai's precision, without a model."""
-
-    SPEEDS: ClassVar = {"f32": [9.0, 10.0], "bf16": [11.0, 8.0]}
-    NAMES: ClassVar = [ModeName.parse("genai-draft:3/fastest"), ModeName.parse("genai-dynamic:.5/fastest")]
-
-    @pytest.fixture
-    def setup(self, setup: Setup) -> Setup:
-        return replace(setup, tokenizer=ToyTokenizer([b"e"]))  # which can encode any text
-
-    @pytest.fixture
-    def opened(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-        """The precisions that pipelines were opened in. f16 fails."""
-        opened: list[str] = []
-
-        class Pipeline:
-            description = "what it is"
-
-            def __init__(self, name: ModeName, setup: Setup, precision: str) -> None:
-                opened.append(precision)
-                if precision == "f16":
-                    raise RuntimeError("no primitive")
-
-        def time_it(mode: Any, *_: Any) -> float:
-            return self.SPEEDS[opened[-1]][opened[:-1].count(opened[-1])]
-
-        monkeypatch.setattr(genai, "_Pipeline", Pipeline)
-        monkeypatch.setattr(genai, "_time", time_it)
-        monkeypatch.setattr(devices, "find_device", device_with("f32", "bf16", "f16"))
-        return opened
-
-    def test_the_quickest_is_taken_and_reported(self, setup: Setup, opened: list[str]) -> None:
-        modes: list[Any] = genai.load(self.NAMES, setup)
-        assert opened == ["f32", "bf16", "f16", "bf16", "f32", "bf16"]
-        assert [mode.trial for mode in modes] == [{"f32": 10.0, "bf16": 11.0, "f16": 0.0}] * 2
-        assert modes[0].description == (
-            "what it is; quickest of a trial of genai-draft:3, 24 tokens, in tokens/s: f32 10.0, bf16 11.0, f16 failed"
-        )
-
-    def test_what_was_measured_is_not_measured_again(self, setup: Setup, opened: list[str]) -> None:
-        known = replace(setup, trials={"genai-draft-fastest": {"f32": 3.0, "bf16": 2.0}})
-        modes: list[Any] = genai.load(self.NAMES, known)
-        assert opened == ["f32"]
-        assert modes[0].trial == {"f32": 3.0, "bf16": 2.0}
-
-    def test_none_that_works_is_an_error(
-        self, setup: Setup, opened: list[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(devices, "find_device", device_with("f16"))
-        with pytest.raises(OutriderError, match="openvino-genai works in none of f16: no primitive"):
-            genai.load(self.NAMES, setup)
-
-    def test_a_mode_without_a_slash_tries_nothing(self, setup: Setup, opened: list[str]) -> None:
-        (plain,) = genai.load([ModeName.parse("genai")], setup)
-        (named,) = genai.load([ModeName.parse("genai/bf16")], setup)
-        assert opened == ["", "bf16"]
-        assert plain.description == named.description == "what it is"
 
 
 def test_a_peers_model_that_is_not_there_is_said_before_devices_are_tried(

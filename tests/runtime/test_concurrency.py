@@ -96,7 +96,6 @@ def test_requests_that_would_have_to_wait_are_a_failure_that_says_what_they_need
 @pytest.mark.parametrize(("mode", "options", "message"), [
     ("ortgenai", {}, "Mode 'ortgenai' decodes one request at a time here. Leave it out"),
     ("llamacpp", {}, "needs the program llama-server on the PATH, and there is none"),
-    ("genai-ngram:3/fastest", {}, "Name each instead: genai-ngram:3/f32,genai-ngram:3/bf16."),
     ("auto@other", {}, "give it as --peer-model other=FOLDER"),
     ("auto", {"stop": "x"}, "--stop would end some answers early"),
     ("auto", {"stop_token_ids": (3,)}, "--stop would end some answers early"),

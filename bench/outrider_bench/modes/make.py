@@ -10,8 +10,8 @@ from outrider.errors import OptionError, nearest
 from outrider_bench.modes.mode import Mode
 from outrider_bench.modes.name import ModeName
 from outrider_bench.modes.ours import Ours
-from outrider_bench.modes.peers.check import check_peer, follow_options, precisions_of
-from outrider_bench.modes.peers.known import FASTEST, PEERS
+from outrider_bench.modes.peers.check import check_peer, default_precision, follow_options, precisions_of
+from outrider_bench.modes.peers.known import PEERS
 from outrider_bench.modes.setup import Setup
 
 
@@ -55,22 +55,25 @@ def our_modes(names: list[ModeName], setup: Setup, *, forgets: bool = True) -> t
     return _ours(names, engine, forgets=forgets), engine
 
 
-def default_modes(setup: Setup) -> list[str]:
-    """Plain decoding, the engine's own choice, each of its drafters, then openvino-genai's plain decoding."""
+def default_modes(setup: Setup, *, together: bool = False) -> list[str]:
+    """Plain decoding, the engine's own choice, each of its drafters, and `default_peers`. together: no drafters."""
+    if together:
+        return ["plain", "auto", *default_peers(setup)]
     free = setup.config.generation.drafter in (None, *COPYING)  # then draft models are not loaded
     bundled = () if free else setup.drafters
     return ["plain", "auto", *(entry.name for entry in bundled), *COPYING, *default_peers(setup)]
 
 
 def default_peers(setup: Setup) -> list[str]:
-    """openvino-genai in its default precision, and in the fastest if there are several; none if it cannot run."""
-    default, fastest = ModeName.parse("genai"), ModeName.parse(f"genai/{FASTEST}")
+    """openvino-genai in its default precision, and in each other one of the device; none if it cannot run."""
+    genai = ModeName.parse("genai")
     try:
-        follow_options("genai", "openvino-genai", default.text, setup.config.generation)
-        check_peer(default, setup)
+        follow_options("genai", "openvino-genai", genai.text, setup.config.generation)
+        check_peer(genai, setup)
     except OptionError:
         return []
-    return [default.text, fastest.text] if len(precisions_of(fastest, setup)) > 1 else [default.text]
+    default = default_precision(setup.config.device)
+    return [genai.text, *(f"{genai.text}/{each}" for each in precisions_of(genai, setup) if each != default)]
 
 
 def _ours(names: list[ModeName], engine: Engine, *, forgets: bool) -> list[Mode]:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from outrider.errors import OptionError
-from outrider_bench.modes.peers.known import FASTEST, PEERS, PRECISIONS
+from outrider_bench.modes.peers.known import PEERS, PRECISIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,10 @@ class ModeName:
                 f"Mode '{text}' cannot be run: only openvino-genai's modes name a precision, as genai/f32. "
                 "Outrider's use --precision."
             )
-        if precision and precision not in (known := (*PRECISIONS, FASTEST)):
-            raise OptionError(f"Mode '{text}' names no precision: write one of {', '.join(known)} after the slash.")
+        if precision and precision not in PRECISIONS:
+            raise OptionError(
+                f"Mode '{text}' names no precision: write one of {', '.join(PRECISIONS)} after the slash."
+            )
         return cls(text, kind, float(number) if number else None, bundle, precision)
 
     @property

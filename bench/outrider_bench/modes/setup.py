@@ -18,17 +18,12 @@ from outrider_bench.modes.name import ModeName
 
 @dataclass(frozen=True)
 class Setup:
-    """What the engines of a comparison are made of. `tokenizer` replaces the bundle's own in ours.
-
-    trials: earlier trials, for each worker of a mode in the fastest precision: tokens per second by precision. They are
-    not repeated.
-    """
+    """What the engines of a comparison are made of. `tokenizer` replaces the bundle's own in ours."""
 
     bundle: Bundle
     config: Config
     peer_models: Mapping[str, Path] = field(default_factory=dict)  # by peer: a folder or file of its own format
     tokenizer: TextTokenizer | None = None
-    trials: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @cached_property
     def draft_bundle(self) -> Bundle:

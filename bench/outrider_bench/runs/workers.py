@@ -13,7 +13,7 @@ import signal
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -62,8 +62,7 @@ class BenchWorker:
     def __init__(self, names: list[str], setup: Setup, log: Path, load: ModeLoader = load_modes) -> None:
         self.names, self.log = names, log
         self._load = load
-        # For each mode: its runtime, its description, and the trial of precisions if it has to find the fastest.
-        self.descriptions: dict[str, tuple[str, str, dict[str, float]]] = {}
+        self.descriptions: dict[str, tuple[str, str]] = {}  # for each mode, its runtime and its description
         self._setup = setup
         self._process: multiprocessing.process.BaseProcess | None = None
         self._connection: Connection | None = None
@@ -95,9 +94,6 @@ class BenchWorker:
         except OutriderError:
             self.close()
             raise
-        # A restarted worker uses the same precision again.
-        found = {ModeName.parse(name).worker: trial for name, (_, _, trial) in self.descriptions.items() if trial}
-        self._setup = replace(self._setup, trials={**self._setup.trials, **found})
         for message in warned:
             warnings.warn(message, DeviceWarning, stacklevel=2)
 
@@ -156,7 +152,7 @@ class RemoteMode:
 
     def __init__(self, name: str, worker: BenchWorker) -> None:
         self.name, self.worker = name, worker
-        self.runtime, self.description, self.trial = worker.descriptions[name]
+        self.runtime, self.description = worker.descriptions[name]
 
     def run(self, prompt: Any, config: GenerationConfig) -> Any:
         """As `BenchWorker.run`."""
@@ -207,7 +203,7 @@ def _serve(connection: Connection, names: list[str], setup: Setup, log: str, loa
     except Exception as error:
         connection.send(_Failure.of(error))
         return
-    described = {name: (mode.runtime, mode.description, getattr(mode, "trial", {})) for name, mode in modes.items()}
+    described = {name: (mode.runtime, mode.description) for name, mode in modes.items()}
     connection.send((described, warned))
     while True:
         try:

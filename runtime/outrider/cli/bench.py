@@ -55,9 +55,9 @@ def _read_levels(context: click.Context, parameter: click.Parameter, given: str 
     "genai-dynamic[:T], genai-ngram[:N], genai-eagle3[:N], genai-dflash[:N]; "
     "llamacpp, llamacpp-ngram[:N], llamacpp-draft[:N]; "
     "onnxruntime-genai's ortgenai, ortgenai-ngram[:N], ortgenai-draft[:N]. "
-    "genai/f32, genai-draft:3/bf16 and so on compute in that precision, genai/fastest in the one that is fastest "
-    "in a trial; without a slash, openvino-genai's modes compute in the device's default. "
-    "The others are compared with the first one.  [default: plain, auto, all drafters, genai, genai/fastest]",
+    "genai/f32, genai-draft:3/bf16 and so on compute in that precision; without a slash, openvino-genai's modes "
+    "compute in the device's default. "
+    "The others are compared with the first one.  [default: plain, auto, all drafters, genai in each precision]",
 )
 @click.option(
     "--peer-model",
@@ -105,11 +105,7 @@ def bench(
     interrupted run continues when the same command is given again. With --concurrency, tokens/s are those of all
     requests that run at the same time, after the first token of each.
     """
-    from outrider.models.tuning.model_spec import specs_of
-    from outrider.models.tuning.placement import choose_devices
     from outrider_bench import benchmark
-    from outrider_bench.modes.make import default_modes
-    from outrider_bench.modes.name import split_modes
     from outrider_bench.modes.setup import Setup
     from outrider_bench.prompts import read_prompts
     from outrider_bench.setting import default_num_threads
@@ -120,23 +116,56 @@ def bench(
     chosen = read_prompts(prompts, per_category)
     if not config.device.num_threads:
         config = config.replace(num_threads=default_num_threads())
-    opened = open_model(bundle, draft, quiet=as_json, config=config)
-    setup = Setup(opened, config, peer_models)
-    names = split_modes(modes) if modes else default_modes(setup)
-    if not concurrency:
-        benchmark.check_setup(setup, names)  # before devices are tried, because that loads the models
-    specs = specs_of(setup.bundle, setup.draft_bundle, setup.drafters)
-    named = choose_devices(*specs, config.device).named_in(config.device)  # the peers do not know "auto"
-    setup = replace(setup, config=replace(config, device=named))
+    setup = Setup(open_model(bundle, draft, quiet=as_json, config=config), config, peer_models)
+    setup, names = _choose_modes(setup, modes, together=bool(concurrency))
+    repeats = repeats or (3 if quick or concurrency else 1)
     if concurrency:
-        _bench_concurrency(setup, chosen, names if modes else None, concurrency, repeats or 3, as_json)
+        results = _run_together(setup, chosen, names, concurrency, repeats, as_json)
+    else:
+        results = _run(setup, chosen, names, repeats, folder, quick, as_json)
+    written = benchmark.save(results, user_path(folder)) if folder else []
+    if as_json:
+        print_json(results)
         return
-    repeats = repeats or (3 if quick else 1)
+    (_print_together if concurrency else _print)(results)
+    for path in written:
+        err.print(f"Wrote {path}")
+
+
+def _choose_modes(setup: Setup, modes: str | None, *, together: bool) -> tuple[Setup, list[str]]:
+    """The setup with its devices' own names, as the peers do not know "auto", and the modes to compare on it."""
+    from outrider.models.tuning.model_spec import specs_of
+    from outrider.models.tuning.placement import choose_devices
+    from outrider_bench import benchmark, concurrency
+    from outrider_bench.modes.make import default_modes
+    from outrider_bench.modes.name import split_modes
+
+    names = split_modes(modes) if modes else []
+    # Before devices are tried, because that loads the models.
+    (concurrency.check if together else benchmark.check_setup)(setup, names)
+    specs = specs_of(setup.bundle, setup.draft_bundle, setup.drafters)
+    named = choose_devices(*specs, setup.config.device).named_in(setup.config.device)
+    setup = replace(setup, config=replace(setup.config, device=named))
+    return setup, names or default_modes(setup, together=together)
+
+
+def _run(
+    setup: Setup,
+    prompts: list[BenchPrompt],
+    names: list[str],
+    repeats: int,
+    folder: str | None,
+    quick: bool,
+    as_json: bool,
+) -> dict[str, Any]:
+    """One request at a time."""
+    from outrider_bench import benchmark
+
     label = "measuring, ten minutes at most" if quick else "measuring"
     try:
-        results = benchmark.run(
+        return benchmark.run(
             setup,
-            chosen,
+            prompts,
             names,
             repeats=repeats,
             folder=folder,
@@ -147,32 +176,27 @@ def bench(
         if folder:
             err.print(f"The runs so far are in {folder}; the same command continues from there.")
         raise
-    written = benchmark.save(results, user_path(folder)) if folder else []
-    if as_json:
-        print_json(results)
-        return
-    _print(results)
-    for path in written:
-        err.print(f"Wrote {path}")
 
 
-def _bench_concurrency(
-    setup: Setup, prompts: list[BenchPrompt], names: list[str] | None, levels: list[int], repeats: int, as_json: bool
-) -> None:
+def _run_together(
+    setup: Setup, prompts: list[BenchPrompt], names: list[str], levels: list[int], repeats: int, as_json: bool
+) -> dict[str, Any]:
+    """Several requests at a time."""
     from outrider_bench import concurrency
-    from outrider_bench.report.page import span, times
 
-    results = concurrency.run(
+    return concurrency.run(
         setup,
         prompts,
-        names or concurrency.default_modes(setup),
+        names,
         levels,
         repeats=repeats,
-        progress=lambda num_batches: progress_bar("measuring", num_batches, quiet=as_json),
+        progress=lambda num_loads: progress_bar("measuring", num_loads, quiet=as_json),
     )
-    if as_json:
-        print_json(results)
-        return
+
+
+def _print_together(results: dict[str, Any]) -> None:
+    from outrider_bench.report.page import span, times
+
     _print_setting(results)
     made = table("requests", "mode", "tokens/s", "range", "speed-up", "95%", "seconds", "end to end", "same")
     made.columns[1].justify = "left"
@@ -194,8 +218,9 @@ def _bench_concurrency(
     for failure in results["failures"]:
         level = failure["num_requests"]
         err.print(f"Failed: {failure['mode']}{f', {level} requests' if level else ''}: {failure['error']}")
-    if max(levels) > len(prompts):
-        err.print(f"{max(levels)} requests are more than the {len(prompts)} prompts, so prompts ran several times.")
+    most, num_prompts = max(results["setting"]["concurrency"]), results["setting"]["num_prompts"]
+    if most > num_prompts:
+        err.print(f"{most} requests are more than the {num_prompts} prompts, so prompts ran several times.")
 
 
 _HEADINGS = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -102,8 +102,7 @@ def verify(
     file) of the model; only reported, unless you give --min-cosine. The exit code is 1 if a check fails.
     """
     from outrider_bench.prompts import read_prompts
-    from outrider_bench.verify import certify
-    from outrider_bench.verify.fitting import fit_answers, fit_context, fit_prompts
+    from outrider_bench.verify.fitting import fit_answers
 
     if modes and "genai" in modes:
         raise OptionError("--modes takes Outrider's modes. Use --peer openvino-genai to check openvino-genai.")
@@ -118,46 +117,97 @@ def verify(
     if "fidelity" in checks:
         fetched = fetch_checkpoints(opened, config, checkpoints, quiet=as_json)
     engine = load_model(opened, config)
-    made: list[Check] = []
-    subjects: list[CertifiedRuntime] = []
     max_new_tokens = max_new_tokens or fit_answers(engine)
     if {"greedy", "coupled", "cancelled", "fidelity"} & set(checks):
-        chosen, num_cut = fit_prompts(engine, chosen, max_new_tokens)
-        if num_cut and not as_json:
-            room = f"the context of {engine.max_tokens:,} tokens has no room for them"
-            err.print(f"{num_cut} of {len(chosen)} prompts are cut, as {room} and an answer of {max_new_tokens:,}.")
-    if {"greedy", "coupled"} & set(checks):
-        subjects.append(certify.our_subject(engine, [name.strip() for name in modes.split(",")] if modes else []))
-        subjects += [certify.genai_subject(engine)] if peer else []
-    if "batching" in checks:
-        fitted = fit_context(engine, context)
-        if fitted is None:
-            room = f"the context of {engine.max_tokens:,} tokens, or the cache, has no room for what it reads"
-            if asked:
-                raise OptionError(f"--checks batching cannot be made: {room}. Leave it out, or raise --cache-size.")
-            made.append(certify.Check("batch invariance", None, f"left out: {room}"))
-        else:
-            with progress_line(f"Reading {fitted:,} tokens in several ways.", quiet=as_json):
-                made.append(certify.check_batching(certify.main_of(engine), fitted))
-                if engine.main.capabilities.states:
-                    made.append(certify.check_states(certify.main_of(engine), fitted))
+        chosen = _fit(engine, chosen, max_new_tokens, quiet=as_json)
+    run = _Certifying(engine, chosen, max_new_tokens, peer, as_json)
+    subjects = run.subjects(modes) if {"greedy", "coupled"} & set(checks) else []
+    made = run.batching(context, is_asked=asked is not None) if "batching" in checks else []
     for subject in subjects:
-        made += _identity(subject, engine, checks, chosen, max_new_tokens, quiet=as_json)
-    if "cancelled" in checks:
-        with progress_bar("answers cancelled", NUM_CANCELS, quiet=as_json) as advance:
-            made.append(certify.check_cancelled(engine, chosen, NUM_CANCELS, max_new_tokens, advance))
-    if "sampling" in checks:
-        tokenizer = engine.bundle.tokenizer_path if peer else None
-        with (
-            progress_line("Sampling from a built-in toy pair, thousands of answers.", quiet=as_json),
-            certify.toy_engine(engine.config, _toy_formats(engine, peer), tokenizer) as toy,
-        ):
-            made += certify.check_our_sampling(toy)
-            made += certify.check_genai_sampling(toy) if peer else []
+        made += run.identity(subject, checks)
+    made += run.cancelled() if "cancelled" in checks else []
+    made += run.sampling() if "sampling" in checks else []
     if "fidelity" in checks:
         made += check_fidelity(engine, fetched, chosen, max_new_tokens, min_cosine, quiet=as_json)
+    _report(made, describe(engine, max_new_tokens, 1), as_json)
+
+
+def _fit(engine: Engine, prompts: list[BenchPrompt], max_new_tokens: int, *, quiet: bool) -> list[BenchPrompt]:
+    """Prompts that fit in the context with their answers. Says how many are cut."""
+    from outrider_bench.verify.fitting import fit_prompts
+
+    fitted, num_cut = fit_prompts(engine, prompts, max_new_tokens)
+    if num_cut and not quiet:
+        room = f"the context of {engine.max_tokens:,} tokens has no room for them"
+        err.print(f"{num_cut} of {len(fitted)} prompts are cut, as {room} and an answer of {max_new_tokens:,}.")
+    return fitted
+
+
+@dataclass(frozen=True)
+class _Certifying:
+    """Makes the checks, and shows how far they are. peer: a runtime that is checked, too."""
+
+    engine: Engine
+    prompts: list[BenchPrompt]
+    max_new_tokens: int
+    peer: str | None
+    quiet: bool
+
+    def subjects(self, modes: str | None) -> list[CertifiedRuntime]:
+        """The runtimes whose texts are compared, ours with these modes."""
+        from outrider_bench.verify import certify
+
+        ours = certify.our_subject(self.engine, [name.strip() for name in modes.split(",")] if modes else [])
+        return [ours, certify.genai_subject(self.engine)] if self.peer else [ours]
+
+    def batching(self, context: int | None, *, is_asked: bool) -> list[Check]:
+        """The same tokens in calls of different sizes. is_asked: an error if there is no room, in place of a remark."""
+        from outrider_bench.verify import certify
+        from outrider_bench.verify.fitting import fit_context
+
+        fitted = fit_context(self.engine, context)
+        if fitted is None:
+            room = f"the context of {self.engine.max_tokens:,} tokens, or the cache, has no room for what it reads"
+            if is_asked:
+                raise OptionError(f"--checks batching cannot be made: {room}. Leave it out, or raise --cache-size.")
+            return [certify.Check("batch invariance", None, f"left out: {room}")]
+        with progress_line(f"Reading {fitted:,} tokens in several ways.", quiet=self.quiet):
+            main = certify.main_of(self.engine)
+            made = [certify.check_batching(main, fitted)]
+            return [*made, certify.check_states(main, fitted)] if self.engine.main.capabilities.states else made
+
+    def identity(self, subject: CertifiedRuntime, checks: tuple[str, ...]) -> list[Check]:
+        """Every prompt in every mode, compared with plain decoding: once greedily, with two seeds if sampled."""
+        from outrider_bench.verify import certify
+
+        known = {"greedy": (1, certify.check_greedy), "coupled": (2, certify.check_coupled)}
+        asked = [known[name] for name in checks if name in known]
+        runs = len(self.prompts) * len(subject.modes) * sum(times for times, _ in asked)
+        with progress_bar(f"answers compared, {subject.name}", runs, quiet=self.quiet) as advance:
+            return [check(subject, self.engine, self.prompts, self.max_new_tokens, advance) for _, check in asked]
+
+    def cancelled(self) -> list[Check]:
+        """Answers after and beside cancelled ones."""
+        from outrider_bench.verify import certify
+
+        with progress_bar("answers cancelled", NUM_CANCELS, quiet=self.quiet) as advance:
+            return [certify.check_cancelled(self.engine, self.prompts, NUM_CANCELS, self.max_new_tokens, advance)]
+
+    def sampling(self) -> list[Check]:
+        """The joint distribution of sampled tokens, on the toy pair."""
+        from outrider_bench.verify import certify
+
+        tokenizer = self.engine.bundle.tokenizer_path if self.peer else None
+        with (
+            progress_line("Sampling from a built-in toy pair, thousands of answers.", quiet=self.quiet),
+            certify.toy_engine(self.engine.config, _toy_formats(self.engine, self.peer), tokenizer) as toy,
+        ):
+            return certify.check_our_sampling(toy) + (certify.check_genai_sampling(toy) if self.peer else [])
+
+
+def _report(made: list[Check], setting: dict[str, Any], as_json: bool) -> None:
+    """Show the checks. Raises OutriderError if one of ours failed."""
     failed = [check.name for check in made if check.passed is False and check.subject == "outrider"]
-    setting = describe(engine, max_new_tokens, 1)
     if as_json:
         print_json({"passed": not failed, "setting": setting, "checks": [asdict(check) for check in made]})
     else:
@@ -193,28 +243,6 @@ def _toy_formats(engine: Engine, peer: str | None) -> tuple[Format, Format]:
         err.print(f"The sampling check's own pair runs on OpenVINO, as {why}.")
         return "openvino", "openvino"
     return formats
-
-
-def _identity(
-    subject: CertifiedRuntime,
-    engine: Engine,
-    checks: tuple[str, ...],
-    prompts: list[BenchPrompt],
-    max_new_tokens: int,
-    *,
-    quiet: bool,
-) -> list[Check]:
-    from outrider_bench.verify import certify
-
-    # Runs of every prompt in every mode: one greedy, two with seeds.
-    known: dict[str, tuple[int, Callable[..., Check]]] = {
-        "greedy": (1, certify.check_greedy),
-        "coupled": (2, certify.check_coupled),
-    }
-    asked = [known[name] for name in checks if name in known]
-    runs = len(prompts) * len(subject.modes) * sum(times for times, _ in asked)
-    with progress_bar(f"answers compared, {subject.name}", runs, quiet=quiet) as advance:
-        return [check(subject, engine, prompts, max_new_tokens, advance) for _, check in asked]
 
 
 def _print(checks: list[Check]) -> None:

@@ -12,7 +12,7 @@ from outrider.config.option import options_of
 from outrider.errors import OptionError
 from outrider.system.core import new_core
 from outrider_bench.modes.name import ModeName
-from outrider_bench.modes.peers.known import FASTEST, GENAI_DRAFTS, PEERS, PRECISIONS, Peer
+from outrider_bench.modes.peers.known import GENAI_DRAFTS, PEERS, PRECISIONS, Peer
 from outrider_bench.modes.setup import Setup
 
 # By format: its name, and a file that a folder with such a model must have.
@@ -79,7 +79,7 @@ def _devices_of(name: ModeName, setup: Setup) -> list[str]:
 
 def _check_precision(name: ModeName, setup: Setup) -> None:
     has = precisions_of(name, setup)
-    if not has or name.precision not in (*has, FASTEST):
+    if name.precision not in has:
         missing = name.precision if has else f"any of {', '.join(PRECISIONS)}"
         instead = f"Choose from {', '.join(has)}" if has else "Leave the precision out"
         raise OptionError(

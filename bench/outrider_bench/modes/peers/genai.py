@@ -3,8 +3,8 @@
 Its plain decoding, prompt lookup, and speculative decoding with the bundle's draft model: with a fixed number of draft
 tokens, or as many as the draft model is confident of (`assistant_confidence_threshold`). EAGLE-3 and DFlash with the
 bundle's drafters, which `bench/scripts/peer_draft.py` writes in its form. Each calculates in the
-device's default, in a precision that the mode names, or in the fastest one of a short trial. Several requests
-at a time go through its ContinuousBatchingPipeline.
+device's default, or in a precision that the mode names. Several requests at a time go through its
+ContinuousBatchingPipeline.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import math
 import tempfile
 import time
 from collections import deque
-from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,79 +23,29 @@ import openvino_genai
 
 from outrider.config import DeviceConfig, GenerationConfig
 from outrider.decoding.metrics import Stats
-from outrider.errors import OutriderError, one_line
-from outrider.inputs.text import Tokenizer
 from outrider_bench.modes.mode import AnsweredLoad, BatchMode, Load, Mode, Run
 from outrider_bench.modes.name import ModeName
-from outrider_bench.modes.peers.check import default_precision, follow_options, precisions_of
-from outrider_bench.modes.peers.known import DFLASH, DRAFT, EAGLE3, FASTEST, GENAI_DRAFTS, PEERS
+from outrider_bench.modes.peers.check import default_precision, follow_options
+from outrider_bench.modes.peers.known import DFLASH, DRAFT, EAGLE3, GENAI_DRAFTS, PEERS
 from outrider_bench.modes.peers.link import link
 from outrider_bench.modes.setup import Setup
-from outrider_bench.prompts import read_prompts
 
 _NUM_TOKENS = {DRAFT: 3, EAGLE3: 3}  # draft tokens a round; in other modes 5
 DEFAULT_THRESHOLD = 0.4  # as in its samples
 ALL_TOKENS = 2**64 - 1  # of a prompt in one call
 _MICRO = 1e-6
-TRIAL_TOKENS, TRIAL_RUNS = 24, 2  # of each of two trials per precision, after a warm-up run
 
 
 def load(names: list[ModeName], setup: Setup) -> list[Mode]:
-    """The modes of these names, which share a pipeline.
-
-    Raises:
-        OutriderError: when the fastest precision is wanted, and none works.
-    """
-    first, trial = names[0], {}
-    precision = first.precision
-    if precision == FASTEST:
-        trial = dict(setup.trials.get(first.worker) or _try_precisions(first, setup))
-        precision = max(trial, key=lambda each: trial[each])
-    pipeline = _Pipeline(first, setup, precision)
-    if trial:
-        pipeline.description += _describe_trial(trial, first)
-    return [_Genai(name, pipeline, trial) for name in names]
+    """The modes of these names, which share a pipeline."""
+    pipeline = _Pipeline(names[0], setup)
+    return [_Genai(name, pipeline) for name in names]
 
 
 def load_together(names: list[ModeName], setup: Setup) -> list[BatchMode]:
     """The modes of these names for several requests at a time, which share a pipeline."""
-    pipeline = _Pipeline(names[0], setup, names[0].precision, together=True)
+    pipeline = _Pipeline(names[0], setup, together=True)
     return [_Together(name, pipeline) for name in names]
-
-
-def _try_precisions(name: ModeName, setup: Setup) -> dict[str, float]:
-    """Decoded tokens per second in each precision that the device has; 0 for one that does not work.
-
-    The best of a few runs, because other work can only slow a run down. All are tried twice, in opposite orders,
-    because the machine may become slower. Only one pipeline exists at a time, to save memory.
-    """
-    prompt = (setup.tokenizer or Tokenizer(setup.bundle.tokenizer_path)).encode_prompt(read_prompts()[0].text)
-    config = GenerationConfig(max_new_tokens=TRIAL_TOKENS, ignore_eos=True)
-    trial: dict[str, float] = {}
-    failed: dict[str, str] = {}
-    precisions = precisions_of(name, setup)
-    for precision in (*precisions, *reversed(precisions)):
-        if precision in failed:
-            continue
-        try:
-            speed = _time(_Genai(name, _Pipeline(name, setup, precision)), prompt, config)
-            trial[precision] = max(speed, trial.get(precision, 0.0))
-        except RuntimeError as error:  # OpenVINO's
-            trial[precision], failed[precision] = 0.0, one_line(error)
-    if not any(trial.values()):
-        raise OutriderError(f"openvino-genai works in none of {', '.join(trial)}: {failed[precisions[0]]}.")
-    return trial
-
-
-def _time(mode: Mode, prompt_token_ids: list[int], config: GenerationConfig) -> float:
-    _, *runs = [mode.run(prompt_token_ids, config) for _ in range(1 + TRIAL_RUNS)]
-    return max(run.tokens_per_second for run in runs)
-
-
-def _describe_trial(trial: Mapping[str, float], name: ModeName) -> str:
-    speeds = (f"{precision} {speed:.1f}" if speed else f"{precision} failed" for precision, speed in trial.items())
-    mode = name.text.partition("/")[0]
-    return f"; quickest of a trial of {mode}, {TRIAL_TOKENS} tokens, in tokens/s: {', '.join(speeds)}"
 
 
 def _properties(device: DeviceConfig, precision: str) -> dict[str, Any]:
@@ -113,14 +62,14 @@ def _properties(device: DeviceConfig, precision: str) -> dict[str, Any]:
 class _Pipeline:
     """openvino-genai's LLMPipeline, with its default cache precision unless one was chosen.
 
-    name: of one of its modes. precision: empty: the option's, or its default. together: use its
+    name: of one of its modes; without a precision it has the option's, or its default. together: use its
     ContinuousBatchingPipeline, with our cache size and our prompt tokens per call.
     """
 
-    def __init__(self, name: ModeName, setup: Setup, precision: str, *, together: bool = False) -> None:
+    def __init__(self, name: ModeName, setup: Setup, *, together: bool = False) -> None:
         bundle, device, worker = setup.bundle, setup.config.device, PEERS[name.kind].worker
         self.eos_token_ids = set(bundle.manifest.tokenizer.eos_token_ids)
-        properties = _properties(device.of("main"), precision)
+        properties = _properties(device.of("main"), name.precision)
         tokenizer = openvino_genai.Tokenizer(str(bundle.tokenizer_path))
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.cache_size = math.ceil(setup.config.scheduler.cache_size) if together else 1  # GB
@@ -146,7 +95,7 @@ class _Pipeline:
             extra["draft_model"] = openvino_genai.draft_model(
                 self._draft_folder.name,
                 device.draft_device or device.main_device,
-                **_properties(device.of("draft"), precision),
+                **_properties(device.of("draft"), name.precision),
             )
         elif worker == "genai-ngram":
             extra["prompt_lookup"] = True
@@ -171,8 +120,8 @@ class _Mode:
 
     runtime, num_parallel = "openvino-genai", 1
 
-    def __init__(self, name: ModeName, pipeline: _Pipeline, trial: Mapping[str, float] | None = None) -> None:
-        self.name, self.description, self.trial = name.text, pipeline.description, dict(trial or {})
+    def __init__(self, name: ModeName, pipeline: _Pipeline) -> None:
+        self.name, self.description = name.text, pipeline.description
         self._mode, self._pipeline = name, pipeline
 
     def _options(self, config: GenerationConfig) -> Any:

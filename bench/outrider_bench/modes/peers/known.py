@@ -37,7 +37,6 @@ EAGLE3, DFLASH = "genai-eagle3", "genai-dflash"
 GENAI_DRAFTS = (DRAFT, EAGLE3, DFLASH)  # workers with a draft model
 
 PRECISIONS = ("f32", "bf16", "f16")
-FASTEST = "fastest"  # of the device's precisions
 
 _WRITTEN = "a folder that bench/scripts/peer_draft.py wrote"
 _DRAFT_FILE = ("llamacpp-draft", "the draft model's GGUF file")
