@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -60,72 +60,78 @@ def save_toy_bundle(
     a short convolution instead of attention, in both.
     """
     tokens = toy_tokens() if tokens is None else tokens
-    to_main = None
-    if draft_tokens is not None:
-        vocab_size = len(tokens)
-        to_main = np.array([tokens.index(token) if token in tokens else -1 for token in draft_tokens], dtype=np.int32)
     if tokenizer:
         shutil.copytree(tokenizer, folder / "tokenizer")
-    roles = {"main": 0.0} | ({"draft": draft_noise} if draft else {})
-    format_of: dict[str, Format] = {"main": formats[0], "draft": formats[1]}
-    padding = {"main": 8, "draft": 3} if padded else {"main": 0, "draft": 0}
-    sizes = {"main": vocab_size, "draft": vocab_size if draft_tokens is None else len(draft_tokens)}
-    for role, noise in roles.items():
-        (folder / role).mkdir(parents=True)
-        chosen = to_main if role == "draft" else None
-        save_toy_model(
-            folder / role,
-            vocab_size=vocab_size,
-            padding=padding[role],
-            seed=seed,
-            noise=noise,
-            to_main=chosen,
-            proposed=proposed if role == "draft" else None,
-            format=format_of[role],
-            states=states,
-        )
-    layer_states: tuple[StateKind, ...] = ("short_convolution", "") * LAYERS if states else ()
-    num_layers = len(layer_states) or LAYERS
-    widths = {role: sizes[role] + padding[role] for role in roles}
-    if proposed is not None:
-        widths["draft"] = len(proposed)
-        np.save(folder / "draft" / PROPOSED_NAME, np.array(proposed, dtype=np.int32))
-    entries = {
-        role: ModelEntry(
-            folder=role,
-            format=format_of[role],
-            weights="fp32",
-            geometry=Geometry(
-                "toy", num_layers, HEADS, HEADS, HEAD_SIZE, HIDDEN, CONTEXT, widths[role], layer_states=layer_states
-            ),
-            vocab_size=sizes[role],
-            vocab_sha256=vocabulary_sha256(str(i) for i in range(sizes[role])),
-            source=Source("toy", "folder"),
-        )
-        for role in roles
-    }
-    drafters = [DrafterEntry("draft", "draft_model", entry) for role, entry in entries.items() if role != "main"]
-    if draft_tokens is not None and to_main is not None:
-        own = TokenizerEntry("draft-tokenizer", (len(draft_tokens) - 1,), (len(draft_tokens) - 1,))
-        num_shared = int((to_main >= 0).sum())
-        drafters = [DrafterEntry("draft", "draft_model", entries["draft"], vocabulary, num_shared, own)]
-        np.save(folder / "draft" / MAP_NAME, to_main)
-        for name, of in (("tokenizer", tokens), (own.folder, draft_tokens)):
-            (folder / name).mkdir()
-            (folder / name / BYTES_NAME).write_bytes(msgspec.msgpack.encode(list(of)))
-    if proposed is not None:
-        drafters = [msgspec.structs.replace(drafters[0], num_proposed_tokens=len(proposed))]
+    if draft_tokens is not None:
+        vocab_size = len(tokens)
+    same = {"vocab_size": vocab_size, "seed": seed, "states": states}
+    main = _save_role(folder, "main", padding=8 if padded else 0, format=formats[0], **same)
+    drafters: list[DrafterEntry] = []
+    if draft:
+        to_main = None if draft_tokens is None else _ids_of(draft_tokens, tokens)
+        own = {"noise": draft_noise, "to_main": to_main, "proposed": proposed}
+        model = _save_role(folder, "draft", padding=3 if padded else 0, format=formats[1], **same, **own)
+        num_proposed = None if proposed is None else len(proposed)
+        drafters = [DrafterEntry("draft", "draft_model", model, num_proposed_tokens=num_proposed)]
+        if draft_tokens is not None and to_main is not None:
+            drafters = [_with_own_tokens(folder, drafters[0], to_main, vocabulary, tokens, draft_tokens)]
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
         minimum_runtime=__version__,
         created_by=f"outrider {__version__}",
-        main=entries["main"],
+        main=main,
         drafters=tuple(drafters),
         tokenizer=TokenizerEntry("tokenizer", eos_token_ids=(vocab_size - 1,)),
         files=list_files(folder),
     )
     write_manifest(folder, manifest)
     return read_bundle(folder)
+
+
+def _ids_of(draft_tokens: Sequence[bytes], tokens: Sequence[bytes]) -> NDArray[np.int32]:
+    """The main model's id of each draft token, or −1."""
+    return np.array([tokens.index(token) if token in tokens else -1 for token in draft_tokens], dtype=np.int32)
+
+
+def _save_role(folder: Path, role: str, **options: Any) -> ModelEntry:
+    """Save one of the models, and describe it. options: as `save_toy_model` has them."""
+    (folder / role).mkdir(parents=True)
+    save_toy_model(folder / role, **options)
+    to_main, proposed = options.get("to_main"), options.get("proposed")
+    size = options["vocab_size"] if to_main is None else len(to_main)
+    width = size + options["padding"]
+    if proposed is not None:
+        width = len(proposed)
+        np.save(folder / role / PROPOSED_NAME, np.array(proposed, dtype=np.int32))
+    layer_states: tuple[StateKind, ...] = ("short_convolution", "") * LAYERS if options["states"] else ()
+    layers = len(layer_states) or LAYERS
+    return ModelEntry(
+        folder=role,
+        format=options["format"],
+        weights="fp32",
+        geometry=Geometry("toy", layers, HEADS, HEADS, HEAD_SIZE, HIDDEN, CONTEXT, width, layer_states=layer_states),
+        vocab_size=size,
+        vocab_sha256=vocabulary_sha256(str(i) for i in range(size)),
+        source=Source("toy", "folder"),
+    )
+
+
+def _with_own_tokens(
+    folder: Path,
+    drafter: DrafterEntry,
+    to_main: NDArray[np.int32],
+    vocabulary: Literal["intersection", "text"],
+    tokens: Sequence[bytes],
+    draft_tokens: Sequence[bytes],
+) -> DrafterEntry:
+    """The drafter with tokens of its own. Saves both models' tokens, and the map between them."""
+    own = TokenizerEntry("draft-tokenizer", (len(draft_tokens) - 1,), (len(draft_tokens) - 1,))
+    np.save(folder / "draft" / MAP_NAME, to_main)
+    for name, of in (("tokenizer", tokens), (own.folder, draft_tokens)):
+        (folder / name).mkdir()
+        (folder / name / BYTES_NAME).write_bytes(msgspec.msgpack.encode(list(of)))
+    num_shared = int((to_main >= 0).sum())
+    return msgspec.structs.replace(drafter, vocabulary=vocabulary, num_shared_tokens=num_shared, tokenizer=own)
 
 
 def save_toy_model(
