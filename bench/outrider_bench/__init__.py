@@ -5,7 +5,7 @@
     modes/         ways to decode: our own, and those of other runtimes
     prompts/       what they decode
     runs/          engines in processes of their own, the order of runs, and the folder for the results
-    report/        figures, tables and plots
+    report/        figures and tables
     setting.py     the setting of a measurement
 
 Besides::

@@ -1,1 +1,1 @@
-"""Figures from runs (`summary`, `spread`), and a page with tables and plots."""
+"""Figures from runs (`summary`), and a page with tables and bars (`page`)."""

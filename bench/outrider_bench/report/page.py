@@ -1,4 +1,4 @@
-"""The results as an HTML page and as Markdown.
+"""The results as Markdown, and that as an HTML page.
 
 `results` is what `outrider_bench.benchmark.run` returns and results.json holds. The page is self-contained.
 """
@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import importlib.resources
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from html import escape
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-from outrider_bench.report.plots import colour, plot_acceptance, plot_ratios
 
 Row = Mapping[str, Any]
 Rows = list[list[str]]
+_BAR = 20  # characters of the longest bar
 
 
 def cells(row: Row) -> list[str]:
@@ -127,70 +126,43 @@ def notes(results: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def markdown(results: Mapping[str, Any]) -> str:
-    """Tables and notes."""
-    reference = results["reference"]
-    lines = ["# outrider bench", "", *([said, ""] if (said := verdict(results)) else [])]
-    lines += [f"Against `{reference}`, over all prompts:", ""]
-    lines += _markdown_table(*_overall(results))
-    lines += ["", *(f"- {name}: {meaning}" for name, (meaning, _) in COLUMNS.items())]
-    lines += ["", "Speed-up by category:", "", *_markdown_table(*_by_category(results))]
-    for title, sentences in notes(results).items():
-        lines += ["", f"{title}:", "", *(f"- {sentence}" for sentence in sentences)]
-    lines += ["", "Modes:", "", *(f"- `{mode['name']}`: {mode['description']}" for mode in results["modes"])]
-    lines += ["", "Setting:", "", *(f"- {name}: {_plain(value)}" for name, value in results["setting"].items())]
-    return "\n".join(lines) + "\n"
+    """The report: what was found, tables, notes and the setting."""
+    reference, profile, setting = results["reference"], results["profile"], results["setting"]
+    modes = results["modes"]
+    sections = {
+        f"Over all prompts, against {reference}": [
+            *_table(*_overall(results)),
+            "",
+            *(f"- {name}: {meaning}" for name, (meaning, _) in COLUMNS.items()),
+        ],
+        **{title: [f"- {sentence}" for sentence in sentences] for title, sentences in notes(results).items()},
+        f"Decoding speed: to the right is faster than {reference}": _bars(results, "speed_up"),
+        "The same for whole requests, reading the prompt included": _bars(results, "end_to_end"),
+        "Accepted by position, of all drafts": _by_position(profile),
+        "Milliseconds of decoding per token": _by_part(profile),
+        "Modes": _table(["mode", "what it runs"], [[mode["name"], mode["description"]] for mode in modes], text=1),
+        "Setting": _table(["", ""], [[name, _plain(value)] for name, value in setting.items()], text=1),
+        "Every prompt": _table(
+            [*_OF_PROMPT], [[cell(row) for cell in _OF_PROMPT.values()] for row in results["prompts"]]
+        ),
+    }
+    lines = ["# outrider bench", ""]
+    if "processor" in setting:
+        lines += [f"{setting['main']} on {setting['device']}.", ""]
+        lines += [f"Processor: {setting['processor']}; {setting['instructions']}.", ""]
+    lines += [said, ""] if (said := verdict(results)) else []
+    for title, content in sections.items():
+        lines += [f"## {title}", "", *content, ""] if content else []
+    return "\n".join(lines)
 
 
 def html(results: Mapping[str, Any]) -> str:
-    """A page with plots, tables and notes."""
-    summary, reference, profile = results["summary"], results["reference"], results["profile"]
-    modes = [mode["name"] for mode in results["modes"]]
-    drafting = [mode for mode, one in profile.items() if one["accepted_by_position"]]
-    setting = results["setting"]
-    legend = _legend([(mode, colour(modes, mode)) for mode in modes if mode != reference])
-    sections = [
-        f"<p class=lead>{escape(str(setting.get('main', '')))} on {escape(str(setting.get('device', '')))}, against "
-        f"<b>{escape(reference)}</b></p>",
-        _processor(setting),
-        f"<p class=lead>{escape(verdict(results))}</p>",
-        f"<dl class=note>{''.join(f'<dt>{name}</dt><dd>{each[0]}</dd>' for name, each in COLUMNS.items())}</dl>",
-        _table(*_overall(results)),
-        *(_notes(title, sentences) for title, sentences in notes(results).items()),
-        _plot(
-            "Decoding speed",
-            f"Against {reference}, logarithmic: to the right is faster. Lines are 95% intervals over repeats, drawn to "
-            "half and double at most.",
-            plot_ratios(summary, modes, reference, "speed_up"),
-            legend,
-        ),
-        _plot(
-            "End to end",
-            "The same for whole requests, reading the prompt included, per token.",
-            plot_ratios(summary, modes, reference, "end_to_end"),
-            legend,
-        ),
-        _plot(
-            "Acceptance by position",
-            "Of all drafts, the share whose token at this position was accepted.",
-            plot_acceptance(profile, modes),
-            _legend([(mode, colour(modes, mode)) for mode in drafting]),
-        ),
-        "<h2>Milliseconds of decoding per token</h2>" + _table(*_by_part(profile)) if profile else "",
-        "<h2>Speed-up by category</h2>" + _table(*_by_category(results)),
-        "<h2>Modes</h2>" + _table(("mode", "what it runs"), [[m["name"], m["description"]] for m in results["modes"]]),
-        "<h2>Setting</h2>" + _table(("", ""), [[name, _plain(value)] for name, value in setting.items()]),
-        "<details><summary>Every prompt</summary>"
-        + _table([*_OF_PROMPT], [[cell(row) for cell in _OF_PROMPT.values()] for row in results["prompts"]])
-        + "</details>",
-    ]
+    """The same as a page. Nothing in it is taken for HTML."""
+    from markdown_it import MarkdownIt
+
+    parser = MarkdownIt("zero").enable(["heading", "list", "table", "escape"])
     page = (importlib.resources.files("outrider_bench") / "report" / "page.html").read_text(encoding="utf-8")
-    return page.replace("SECTIONS", "\n".join(sections))
-
-
-def _processor(setting: Mapping[str, Any]) -> str:
-    if "processor" not in setting:
-        return ""
-    return f"<p class=note>Processor: {escape(setting['processor'])}; {escape(setting['instructions'])}.</p>"
+    return page.replace("CONTENT", str(parser.render(markdown(results))))
 
 
 def _overall(results: Mapping[str, Any]) -> tuple[list[str], Rows]:
@@ -198,48 +170,38 @@ def _overall(results: Mapping[str, Any]) -> tuple[list[str], Rows]:
     return ["mode", *COLUMNS], rows
 
 
-def _by_category(results: Mapping[str, Any]) -> tuple[list[str], Rows]:
-    categories = list(dict.fromkeys(row["category"] for row in results["summary"]))
-    found = {(row["mode"], row["category"]): times(row["speed_up"]) for row in results["summary"]}
-    rows = [[mode["name"], *(found.get((mode["name"], c), "-") for c in categories)] for mode in results["modes"]]
-    return ["mode", *categories], rows
-
-
-def _by_part(profile: Mapping[str, Any]) -> tuple[list[str], Rows]:
+def _by_part(profile: Mapping[str, Any]) -> list[str]:
     parts = {"draft": "drafting", "check": "target passes", "host": "all else on the host"}
     rows = [[mode, *(f"{one['milliseconds_per_token'][part]:.2f}" for part in parts)] for mode, one in profile.items()]
-    return ["mode", *parts.values()], rows
+    return _table(["mode", *parts.values()], rows) if rows else []
 
 
-def _plot(title: str, says: str, drawing: str, legend: str = "") -> str:
-    if not drawing:
-        return ""
-    return f"<section><h2>{title}</h2><p class=note>{escape(says)}</p>{legend}<figure>{drawing}</figure></section>"
+def _by_position(profile: Mapping[str, Any]) -> list[str]:
+    shares = {mode: one["accepted_by_position"] for mode, one in profile.items() if one["accepted_by_position"]}
+    places = range(max(map(len, shares.values()), default=0))
+    rows = [[mode, *(f"{each[i]:.0%}" if i < len(each) else "" for i in places)] for mode, each in shares.items()]
+    return _table(["mode", *(f"{i + 1}" for i in places)], rows) if rows else []
 
 
-def _legend(entries: Iterable[tuple[str, str]]) -> str:
-    marks = "".join(
-        f'<li><svg width="12" height="12"><rect width="12" height="12" class="fill {kind}"/></svg>{escape(label)}</li>'
-        for label, kind in entries
-    )
-    return f"<ul class=legend>{marks}</ul>"
+def _bars(results: Mapping[str, Any], figure: str) -> list[str]:
+    """A bar for each mode and category, on a logarithmic scale. figure: "speed_up" or "end_to_end"."""
+    shown = [row for row in results["summary"] if row["mode"] != results["reference"] and row[figure]]
+    widest = max((abs(math.log(row[figure])) for row in shown), default=0.0) or 1.0
+    rows = []
+    for row in shown:
+        width = round(_BAR * math.log(row[figure]) / widest)
+        slower, faster = "█" * max(-width, 0), "█" * max(width, 0)
+        interval = span(row[f"{figure}_interval"])
+        rows.append([row["mode"], row["category"], times(row[figure]), interval, slower, faster])
+    return _table(["mode", "category", "", "95%", "slower", "faster"], rows, text=1) if rows else []
 
 
-def _notes(title: str, sentences: Sequence[str]) -> str:
-    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
-    return f"<h2>{escape(title)}</h2><ul>{items}</ul>"
-
-
-def _table(columns: Sequence[str], rows: Rows) -> str:
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-
-
-def _markdown_table(columns: Sequence[str], rows: Rows) -> list[str]:
+def _table(columns: Sequence[str], rows: Rows, text: int = 0) -> list[str]:
+    """The first column and the last `text` ones are text, the others numbers."""
+    numbers = len(columns) - 1 - text
     return [
         f"| {' | '.join(columns)} |",
-        f"|{'---|' * len(columns)}",
+        f"|---|{'---:|' * numbers}{'---|' * text}",
         *(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows),
     ]
 
