@@ -16,16 +16,14 @@ import tempfile
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from unittest.mock import Mock, patch
 
 import numpy as np
-from numpy.typing import NDArray
 
 with (Path(__file__).parent / "published_shapes.toml").open("rb") as opened:
     SHAPES: dict[str, dict[str, Any]] = tomllib.load(opened)
 FORMATS = ("int8", "int4")
-OUTRIDER = [sys.executable, "-c", "from outrider.cli import main; main()"]
 
 
 def config_of(shape: dict[str, Any]) -> Any:
@@ -62,8 +60,8 @@ def shapes_of(config: Any) -> dict[str, tuple[int, ...]]:
     return {name: tuple(each.shape) for name, each in found.items() if name != "lm_head.weight" or not tied}
 
 
-def write_checkpoint(folder: Path, tokenizer: Path, shape: dict[str, Any], *, empty: bool = False) -> int:
-    """A checkpoint with random weights in bf16, one tensor after the other; how many they are. empty: all are zero."""
+def write_checkpoint(folder: Path, tokenizer: Path, shape: dict[str, Any]) -> int:
+    """A checkpoint in bf16 whose weights are zero, and take no room where files may have holes; how many they are."""
     config = config_of(shape)
     shapes = shapes_of(config)
     folder.mkdir()
@@ -74,30 +72,12 @@ def write_checkpoint(folder: Path, tokenizer: Path, shape: dict[str, Any], *, em
         begin, end = end, end + 2 * math.prod(each)
         header[name] = {"dtype": "BF16", "shape": each, "data_offsets": [begin, end]}
     head = json.dumps(header).encode()
-    drawn = np.random.default_rng(0).standard_normal(1 << 22, dtype=np.float32)
     with (folder / "model.safetensors").open("wb") as file:
         file.write(len(head).to_bytes(8, "little") + head)
-        if empty:
-            file.truncate(8 + len(head) + end)
-        for name, each in ({} if empty else shapes).items():
-            made = drawn / np.float32(each[-1] ** 0.5) if len(each) > 1 else np.ones(1 << 16, np.float32)
-            if name.endswith("A_log"):  # how fast states forget: from 0.2 to 40 % a token
-                made = np.linspace(-6, -1, each[0], dtype=np.float32)
-            elif shape["kind"].startswith("qwen3_5") and name.endswith("norm.weight") and ".linear_attn." not in name:
-                made = np.zeros(1 << 16, np.float32)  # its norms multiply by 1 + weight
-            _write(file, made, math.prod(each))
+        file.truncate(8 + len(head) + end)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tokenizer / name, folder)
     return end // 2
-
-
-def _write(file: BinaryIO, values: NDArray[np.float32], count: int) -> None:
-    """Write `count` numbers in bf16, over and over the given ones."""
-    stored = (values.view(np.uint32) >> 16).astype("<u2")
-    while count:
-        part = stored[:count]
-        file.write(part.tobytes())
-        count -= len(part)
 
 
 def calculate(place: Path, tokenizer: Path, name: str) -> dict[str, Any]:
@@ -112,7 +92,7 @@ def calculate(place: Path, tokenizer: Path, name: str) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory(dir=place) as made:
         folder = Path(made) / "empty"
-        count = write_checkpoint(folder, tokenizer, SHAPES[name], empty=True)
+        count = write_checkpoint(folder, tokenizer, SHAPES[name])
         weights = open_weights(folder, is_gguf=False)
         found: dict[str, Any] = {"weights": count / 1e9}
         with patch.object(pack, "allocate", room), patch.object(pack, "read_all"):
