@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import isfunction
 from typing import Any, cast
 
 import numpy as np
@@ -39,36 +41,22 @@ def _is_guess(value: Any) -> bool:
     return is_finite_number(value.chance) and 0 <= value.chance <= 1 and is_count(value.num_accepted) and is_known
 
 
-_FLAG = ("True or False", lambda value: isinstance(value, bool | np.bool_))
-_NUMBER = ("a finite number", is_finite_number)
-_COUNT = ("an integer of at least 0", is_count)
-_IGNORED = ("anything", lambda _: True)
-# By member of `Drafter`.
-RULES = {
-    "num_assistant_tokens": Rule(
-        f"an integer from 0 to {_MAX_DRAFT_TOKENS}", lambda value: is_count(value) and value <= _MAX_DRAFT_TOKENS
-    ),
-    "seconds": Rule(*_NUMBER),
-    "prompt_of": Rule("None or a Prompt", lambda value: value is None or isinstance(value, Prompt), of_call=True),
-    "reserve": Rule(*_FLAG, of_call=True),
-    "propose": Rule("a list of drafts", lambda value: isinstance(value, list | tuple), of_call=True),
-    "observe": Rule(*_IGNORED, of_call=True),
-    "release": Rule(*_IGNORED, of_call=True),
-    "requirements": Rule("Requirements, with names of hidden states and a flag", _are_requirements),
-    "takes_rules": Rule(*_FLAG),
-    "replays": Rule(*_FLAG),
-    "name": Rule("a text", lambda value: isinstance(value, str)),
-    "goes_ahead": Rule(*_FLAG),
-    "ahead_seconds": Rule(*_NUMBER),
-    "draft_ahead": Rule(*_IGNORED, of_call=True),
-    "is_priced": Rule(*_FLAG),
-    "is_free": Rule(*_FLAG),
-    "at_once": Rule(*_FLAG),
-    "most_tokens": Rule("None or an integer of at least 0", lambda value: value is None or is_count(value)),
-    "first_seconds": Rule(*_NUMBER),
-    "can_draft": Rule(*_FLAG, of_call=True),
-    "seconds_for": Rule(*_NUMBER, of_call=True),
-    "num_unread": Rule(*_COUNT, of_call=True),
-    "num_ahead": Rule(*_COUNT, of_call=True),
-    "guess": Rule("None, or a Guess with a chance from 0 to 1, a count and a token id", _is_guess, of_call=True),
+# By what `Drafter` says that a member is, or returns: a rule's text, and the function that finds whether it holds.
+_RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "bool": ("True or False", lambda value: isinstance(value, bool | np.bool_)),
+    "float": ("a finite number", is_finite_number),
+    "int": ("an integer of at least 0", is_count),
+    "int | None": ("None or an integer of at least 0", lambda value: value is None or is_count(value)),
+    "str": ("a text", lambda value: isinstance(value, str)),
+    "None": ("anything", lambda _: True),
+    "list[Draft]": ("a list of drafts", lambda value: isinstance(value, list | tuple)),
+    "Prompt | None": ("None or a Prompt", lambda value: value is None or isinstance(value, Prompt)),
+    "Requirements": ("Requirements, with names of hidden states and a flag", _are_requirements),
+    "Guess | None": ("None, or a Guess with a chance from 0 to 1, a count and a token id", _is_guess),
 }
+_METHODS = {name: each for name, each in vars(Drafter).items() if isfunction(each)}
+RULES = {name: Rule(*_RULES[kind]) for name, kind in Drafter.__annotations__.items()}
+RULES |= {name: Rule(*_RULES[each.__annotations__["return"]], of_call=True) for name, each in _METHODS.items()}
+RULES["num_assistant_tokens"] = Rule(
+    f"an integer from 0 to {_MAX_DRAFT_TOKENS}", lambda value: is_count(value) and value <= _MAX_DRAFT_TOKENS
+)
