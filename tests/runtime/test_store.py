@@ -159,10 +159,8 @@ def test_damage_is_found_and_nothing_is_touched(
 @pytest.mark.parametrize(("content", "message"), [
     (b"hello", "is no answer store. Name another file"),
     (b"o", "is no answer store. Name another file"),
-    (b"outrider answers\x01\0\0", "is no answer store. Name another file"),
     (b"SQLite format 3\0", "is no answer store. Name another file"),
     (bytes(500), "is no answer store. Name another file"),
-    (b"outrider answers\x01\0\0\0" + bytes(32), "is no answer store of this version. Delete it, or name another"),
 ])  # fmt: skip
 def test_a_foreign_file_is_refused_and_left_alone(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "answers.bin"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from outrider.engine.engine import Engine
     from outrider_bench.modes.setup import Setup
-    from outrider_bench.prompts import BenchPrompt
 
 
 def _read_models(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Path]:
@@ -105,7 +105,8 @@ def bench(
     interrupted run continues when the same command is given again. With --concurrency, tokens/s are those of all
     requests that run at the same time, after the first token of each.
     """
-    from outrider_bench import benchmark
+    from outrider_bench.benchmark import run, save
+    from outrider_bench.concurrency import run as run_together
     from outrider_bench.modes.setup import Setup
     from outrider_bench.prompts import read_prompts
     from outrider_bench.setting import default_num_threads
@@ -119,11 +120,17 @@ def bench(
     setup = Setup(open_model(bundle, draft, quiet=as_json, config=config), config, peer_models)
     setup, names = _choose_modes(setup, modes, together=bool(concurrency))
     repeats = repeats or (3 if quick or concurrency else 1)
-    if concurrency:
-        results = _run_together(setup, chosen, names, concurrency, repeats, as_json)
-    else:
-        results = _run(setup, chosen, names, repeats, folder, quick, as_json)
-    written = benchmark.save(results, user_path(folder)) if folder else []
+    bar = partial(progress_bar, "measuring, ten minutes at most" if quick else "measuring", quiet=as_json)
+    try:
+        if concurrency:
+            results = run_together(setup, chosen, names, concurrency, repeats=repeats, progress=bar)
+        else:
+            results = run(setup, chosen, names, repeats=repeats, folder=folder, quick=quick, progress=bar)
+    except KeyboardInterrupt:
+        if folder:
+            err.print(f"The runs so far are in {folder}; the same command continues from there.")
+        raise
+    written = save(results, user_path(folder)) if folder else []
     if as_json:
         print_json(results)
         return
@@ -147,51 +154,6 @@ def _choose_modes(setup: Setup, modes: str | None, *, together: bool) -> tuple[S
     named = choose_devices(*specs, setup.config.device).named_in(setup.config.device)
     setup = replace(setup, config=replace(setup.config, device=named))
     return setup, names or default_modes(setup, together=together)
-
-
-def _run(
-    setup: Setup,
-    prompts: list[BenchPrompt],
-    names: list[str],
-    repeats: int,
-    folder: str | None,
-    quick: bool,
-    as_json: bool,
-) -> dict[str, Any]:
-    """One request at a time."""
-    from outrider_bench import benchmark
-
-    label = "measuring, ten minutes at most" if quick else "measuring"
-    try:
-        return benchmark.run(
-            setup,
-            prompts,
-            names,
-            repeats=repeats,
-            folder=folder,
-            quick=quick,
-            progress=lambda num_runs: progress_bar(label, num_runs, quiet=as_json),
-        )
-    except KeyboardInterrupt:
-        if folder:
-            err.print(f"The runs so far are in {folder}; the same command continues from there.")
-        raise
-
-
-def _run_together(
-    setup: Setup, prompts: list[BenchPrompt], names: list[str], levels: list[int], repeats: int, as_json: bool
-) -> dict[str, Any]:
-    """Several requests at a time."""
-    from outrider_bench import concurrency
-
-    return concurrency.run(
-        setup,
-        prompts,
-        names,
-        levels,
-        repeats=repeats,
-        progress=lambda num_loads: progress_bar("measuring", num_loads, quiet=as_json),
-    )
 
 
 def _print_together(results: dict[str, Any]) -> None:

@@ -21,8 +21,7 @@ from outrider.system.files import shown, why
 
 _DATABASE = b"SQLite format 3\0"  # the file's first bytes
 _APPLICATION = 0x4F757472  # "Outr": marks the database as ours
-_VERSION = 2  # of the tables; version 1 was no database, and began as follows
-_OLD = b"outrider answers\1\0\0\0"
+_VERSION = 2  # of the tables
 _LOCK_SECONDS = 1.0  # seconds to wait while other processes write
 _LOCK_SECONDS_LATER = 10.0  # the same where no caller waits
 _MIN_MERGED = 4096  # recent tokens; fewer have a separate index, which is rebuilt for each request
@@ -247,7 +246,7 @@ class AnswerStore:
         except FileNotFoundError:
             return
         ours = head.startswith(_DATABASE) and head[68:72] == _APPLICATION.to_bytes(4, "big")
-        if head.startswith(_OLD) or (ours and head[60:64] != _VERSION.to_bytes(4, "big")):
+        if ours and head[60:64] != _VERSION.to_bytes(4, "big"):
             raise self._error("is no answer store of this version. Delete it, or name another file")
         if head and not ours:
             raise self._error("is no answer store. Name another file; this one is not changed")

@@ -99,7 +99,7 @@ class _Markdown(Markdown):
 
 
 class MarkdownView:
-    """The text as Markdown. As many of its last lines as the terminal has are drawn anew; those above are printed.
+    """The text as Markdown: while it comes as many of its last lines as the terminal has, then all of it.
 
     form: of the model's reasoning, of which one line says how long it was.
     """
@@ -107,7 +107,6 @@ class MarkdownView:
     def __init__(self, console: Console, form: ReasoningFormat | None = None) -> None:
         self._console, self._form = console, form
         self._text = ""
-        self._num_printed = 0  # lines
         self._reasoning: ReasoningStream | None = None
         self._num_thoughts = 0  # tokens
         self._has_thought = False
@@ -127,18 +126,9 @@ class MarkdownView:
         if self._reasoning is not None and self._reasoning.is_reasoning:
             self._live.update(Text(f"Thinking … {self._num_thoughts} tokens", style="dim"), refresh=True)
         else:
-            self._draw(max(self._console.size.height - 1, 1))
+            last = self._lines()[-max(self._console.size.height - 1, 1) :]
+            self._live.update(_printable(last), refresh=True)
         self._next = began + max(_SECONDS, (time.monotonic() - began) / _MOST_SHARE)
-
-    def _draw(self, most: int) -> None:
-        """Draw at most so many lines, and print those above, which hardly change any more."""
-        lines = self._lines()
-        num_above = max(len(lines) - most, self._num_printed)
-        self._live.update(_printable(lines[num_above:]))  # before printing: that draws it again, below
-        if num_above > self._num_printed:
-            self._console.print(_printable(lines[self._num_printed : num_above]), end="")
-            self._num_printed = num_above
-        self._live.refresh()
 
     def _lines(self) -> list[list[Segment]]:
         """The text as lines of the terminal."""
@@ -169,12 +159,12 @@ class MarkdownView:
         self._has_thought = False
 
     def close(self) -> None:
-        """Print what was drawn."""
+        """Print all of it."""
         self._note_thoughts()
         self._text += visible(split(self._reasoning.finish())[1] if self._reasoning else "")
         self._live.update("")
         self._live.stop()
-        self._console.print(_printable(self._lines()[self._num_printed :]), end="")
+        self._console.print(_printable(self._lines()), end="")
 
 
 def _printable(lines: list[list[Segment]]) -> Group:

@@ -166,20 +166,6 @@ class _Text:
     missing: list[ChunkFile] = field(default_factory=list)
 
 
-@dataclass(eq=False)
-class _Copy:
-    model: _Model
-    chunk: ChunkFile
-    content: NDArray[np.uint8]
-
-
-@dataclass(eq=False)
-class _Forget:
-    """The files of a model that are to be deleted, once those before it are written."""
-
-    model: _Model
-
-
 @dataclass(frozen=True)
 class StoredModel:
     """A model whose prefix cache is saved. identity: all that its keys and values depend on besides what it reads.
@@ -220,7 +206,7 @@ class PrefixStore:
         self._max_bytes = max_bytes
         for role, model in models.items():
             self.add(role, model)
-        self._inbox: SimpleQueue[_Text | _Copy | _Forget | None] = SimpleQueue()
+        self._inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()  # what the thread does; None: it ends
         self._texts: deque[_Text] = deque(maxlen=_MOST_TEXTS)
         self._num_copied = self._num_written = 0  # bytes; each is counted by one thread
         self._fetched: weakref.WeakValueDictionary[tuple[str, str, int], Fetched] = weakref.WeakValueDictionary()
@@ -285,11 +271,11 @@ class PrefixStore:
         if len(keys) < _MIN_FILE_TOKENS or role not in self._models:
             return
         model = self._models[role]
-        self._send(_Text(model, keys, scope, model.prefixes.state_ends(keys, scope)))
+        self._send(partial(self._look_up, _Text(model, keys, scope, model.prefixes.state_ends(keys, scope))))
 
-    def _send(self, sent: _Text | _Forget) -> None:
+    def _send(self, job: Callable[[], object]) -> None:
         """Give the store's thread something to do."""
-        self._inbox.put(sent)
+        self._inbox.put(job)
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="outrider prefixes", daemon=True)
             with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
@@ -314,12 +300,12 @@ class PrefixStore:
                 self._texts.remove(text)
         if content is not None:
             self._num_copied += len(content)
-            self._inbox.put(_Copy(text.model, chunk, content))
+            self._inbox.put(partial(self._write, text.model, chunk, content))
 
     def forget(self, role: str) -> None:
         """Delete a model's files, also those of what was copied before."""
         if (model := self._models.get(role)) is not None:
-            self._send(_Forget(model))
+            self._send(model.files.clear)
 
     def finish(self) -> None:
         """Save what is left, for some seconds, and drop the models. In the thread that made their calls."""
@@ -328,31 +314,33 @@ class PrefixStore:
         if self._thread is not None and self._thread.is_alive():
             self._thread.join(_LAST_SECONDS)
         while time.monotonic() < until and (self._texts or not self._inbox.empty()):
-            if not self._inbox.empty():
-                self._handle(self._inbox.get())
-            else:
+            if self._inbox.empty():
                 self.copy_on()
+            elif (job := self._inbox.get()) is not None:
+                self._do(job)
         for model in self._models.values():
             model.prefixes.on_publish = None
         self._models.clear()
         self._texts.clear()
 
     def _work(self) -> None:
-        while (sent := self._inbox.get()) is not None:
-            self._handle(sent)
-            del sent  # it has a text's memory
+        while (job := self._inbox.get()) is not None:
+            self._do(job)
+            del job  # it has a text's memory
 
-    def _handle(self, sent: _Text | _Copy | _Forget | None) -> None:
+    def _look_up(self, text: _Text) -> None:
+        """Find a text's chunks that are to be copied."""
+        text.missing = text.model.missing(text.keys, text.scope, text.state_ends)
+        if text.missing:
+            self._texts.append(text)
+
+    def _write(self, model: _Model, chunk: ChunkFile, content: NDArray[np.uint8]) -> None:
+        self._num_written += len(content)
+        model.files.write(chunk, content)
+
+    def _do(self, job: Callable[[], object]) -> None:
         try:
-            if isinstance(sent, _Text):
-                sent.missing = sent.model.missing(sent.keys, sent.scope, sent.state_ends)
-                if sent.missing:
-                    self._texts.append(sent)
-            elif isinstance(sent, _Forget):
-                sent.model.files.clear()
-            elif sent is not None:
-                self._num_written += len(sent.content)
-                sent.model.files.write(sent.chunk, sent.content)
+            job()
         except Exception as error:  # a full disk, or a folder that is gone: requests go on without
             if not self._has_warned:
                 self._has_warned = True
