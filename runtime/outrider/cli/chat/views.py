@@ -162,7 +162,6 @@ class MarkdownView:
         """Print all of it."""
         self._note_thoughts()
         self._text += visible(split(self._reasoning.finish())[1] if self._reasoning else "")
-        self._live.update("")
         self._live.stop()
         self._console.print(_printable(self._lines()), end="")
 
