@@ -19,6 +19,7 @@ import outrider
 from grammars import EOS, new_grammars
 from outrider.inputs.text import Tokenizer
 from outrider.inputs.tools import ToolCall, ToolCallDelta, ToolFormat, keep_markers, source_of_calls
+from outrider.inputs.tools.bodies import JsonBody, NamedBody
 from outrider.inputs.tools.formats import (
     DEEPSEEK,
     GEMMA,
@@ -35,6 +36,8 @@ from outrider.inputs.tools.formats import (
     QWEN_CODER,
 )
 from outrider.inputs.tools.stream import ToolCallStream, joined
+from outrider.inputs.tools.syntaxes import CallSyntax
+from outrider.inputs.tools.tags import Tags
 from outrider.tokens.grammar import Grammars, GrammarSource, GrammarState
 from tiny import train_tokenizer
 
@@ -482,22 +485,21 @@ def test_an_answer_beside_tools_follows_its_schema_or_calls(made_with: MadeWith,
 def call_in(form: ToolFormat, name: str, **arguments: Any) -> str:
     """A call as the template writes it. arguments: texts of enums and numbers; for a syntax, values."""
     values = {key: int(value) if re.fullmatch("[0-9]", str(value)) else value for key, value in arguments.items()}
-    if form.tags:
-        tags = form.tags
+    made = form.body
+    if isinstance(made, Tags):
         shown = "".join(
-            f"{tags.key[0]}{key}{tags.key[1]}{tags.value[0]}{value}{tags.value[1]}{tags.line}"
+            f"{made.key[0]}{key}{made.key[1]}{made.value[0]}{value}{made.value[1]}{made.line}"
             for key, value in arguments.items()
         )
-        body = f"{tags.name[0]}{name}{tags.name[1]}{tags.line}{shown}{tags.end}"
-    elif form.named:
-        body = f"{name}{form.named}{json.dumps(values)}"
-    elif form.syntax:
-        shown = form.syntax.comma.join(
-            f"{key}{form.syntax.equals}{spelled(form, each)}" for key, each in values.items()
-        )
-        body = f"{form.syntax.before}{name}{form.syntax.opener}{shown}{form.syntax.closer}"
+        body = f"{made.name[0]}{name}{made.name[1]}{made.line}{shown}{made.end}"
+    elif isinstance(made, NamedBody):
+        body = f"{name}{made.after}{json.dumps(values)}"
+    elif isinstance(made, CallSyntax):
+        shown = made.comma.join(f"{key}{made.equals}{spelled(form, each)}" for key, each in values.items())
+        body = f"{made.before}{name}{made.opener}{shown}{made.closer}"
     else:
-        body = json.dumps({"name": name, form.key: values})
+        assert isinstance(made, JsonBody)
+        body = json.dumps({"name": name, made.key: values})
     begin = "" if form.bare else f"{form.begin}{form.blank}{form.opener}"
     return f"{begin}{body}{'' if form.separator else form.blank}{form.closer}{form.end}"
 
@@ -539,8 +541,6 @@ def test_arguments_between_tags_follow_their_schema(
     tools = [function_of(ODD_SCHEMA)]
     tokenizer, grammars = made_with(form, special)
     state = grammars.new_state(source_of_calls(form, tools, "f", tokenizer))
-    tags = form.tags
-    assert tags
     assert not state.is_complete()
     written = {"text": "1\n\n 2", "color": "red", "flags": "[true]", "any": "3", "more": "[1", "place": '{"x": 5}'}
     order = ["text", "color", "flags", "any", "place", "more"]

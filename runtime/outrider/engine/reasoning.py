@@ -59,7 +59,7 @@ class Reasoning:
         if num_tokens is None or self.is_closed:
             return None
         written = NEXT_MESSAGE if forced and form.channels else form.forced or form.end
-        call = None if calls is None else (encode(calls.begin.removesuffix(calls.prefix)), encode(calls.end))
+        call = None if calls is None else (encode(calls.bare_begin), encode(calls.end))
         return ReasoningBudget(
             num_tokens, encode(form.begin), encode(form.end), encode(written), opened=self.is_open, again=form.channels,
             eos_token_ids=eos_token_ids, call=call,

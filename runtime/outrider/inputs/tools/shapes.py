@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from outrider.inputs.tools.arguments import JsonArguments
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
@@ -18,16 +20,15 @@ class ToolCall:
     arguments: str
 
 
-ReadWhole: TypeAlias = Callable[[str], list[ToolCall]]
+ReadWhole: TypeAlias = Callable[[str], tuple[ToolCall, ...]]
 
 _NAMES = ("name", "function", "tool_name", "tool", "function_name", "action")
 _ARGUMENTS = ("arguments", "parameters", "args", "params", "input", "tool_input", "action_input")
 _AROUND = ("tool_calls", "tool_call", "function_call")  # what an object with nothing but calls has
 CALL_KEYS = (*_NAMES, *_ARGUMENTS, *_AROUND, "type", "id", "index")
-_FIRST_KEY = re.compile(r"""\s*\[?\s*\{\s*(["'])([^"'\\]*)\1\s*:""")
-_BEFORE_KEY = re.compile(r"""\s*\[?\s*(?:\{\s*(?:["'][^"'\\]*["']?\s*)?)?""")
+_FIRST_KEY = re.compile(r"""\s*\[?\s*\{{1,2}\s*(["'])([^"'\\]*)\1\s*:""")
+_BEFORE_KEY = re.compile(r"""\s*\[?\s*(?:\{{1,2}\s*(?:["'][^"'\\]*["']?\s*)?)?""")
 _NAME_KEY = re.compile(rf'"(?:{"|".join(_NAMES)})"\s*:\s*"([^"\\]+)"')
-_TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.)*")|,(\s*[}\]])')
 
 
 def may_be_call(text: str) -> bool:
@@ -36,32 +37,27 @@ def may_be_call(text: str) -> bool:
     return found[2] in CALL_KEYS if found else _BEFORE_KEY.fullmatch(text) is not None and bool(text.strip())
 
 
-def is_call(text: str) -> bool:
-    """Whether the first key of a JSON value is one of a call's."""
-    found = _FIRST_KEY.match(text)
-    return found is not None and found[2] in CALL_KEYS
-
-
 def name_in(text: str) -> str | None:
     """The name in the beginning of a call in JSON, once it is complete."""
     found = _NAME_KEY.search(text)
     return found[1] if found else None
 
 
-def calls_of(text: str, *, needs_arguments: bool = False) -> list[ToolCall]:
+def calls_of(text: str, *, needs_arguments: bool = False) -> tuple[ToolCall, ...]:
     """The calls that a JSON value is, whatever the order of its keys; none if it is something else.
 
-    Arguments may be a text that is JSON, and missing unless `needs_arguments`. Commas before a bracket are left out.
+    Arguments may be a text that is JSON, and missing unless `needs_arguments`.
     """
+    made, rest = JsonArguments().take(text)
     try:
-        value = json.loads(_TRAILING_COMMA.sub(r"\1\2", text), strict=False)
+        value = json.loads(made + rest, strict=False)
     except (ValueError, RecursionError):
-        return []
+        return ()
     if isinstance(value, Mapping) and len(value) == 1:
         value = next((value[key] for key in _AROUND if key in value), value)
     found = [_call_of(each, needs_arguments) for each in (value if isinstance(value, list) else [value])]
-    calls = [call for call in found if call is not None]
-    return calls if len(calls) == len(found) else []
+    calls = tuple(call for call in found if call is not None)
+    return calls if len(calls) == len(found) else ()
 
 
 def _call_of(value: Any, needs_arguments: bool) -> ToolCall | None:
@@ -116,24 +112,24 @@ def _in_python(text: str) -> tuple[str, list[str]]:
     return made, names
 
 
-def python_calls(text: str) -> list[ToolCall]:
+def python_calls(text: str) -> tuple[ToolCall, ...]:
     """Calls as Python writes them, [f(a="x"), g()]: LFM2, Llama 4."""
     written, names = _in_python(text.strip())
     try:
         parsed = ast.parse(written, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
+        return ()
     nodes = parsed.elts if isinstance(parsed, ast.List) else [parsed]
     calls = list[ToolCall]()
     for node in nodes:
         if not isinstance(node, ast.Call) or node.args or not isinstance(node.func, ast.Name):
-            return []
+            return ()
         try:
             given = {names[int(str(each.arg)[1:])]: _literal(each.value) for each in node.keywords}
             calls.append(ToolCall(names[int(node.func.id[1:])], _as_json(given)))
         except (ValueError, TypeError, RecursionError):
-            return []
-    return calls
+            return ()
+    return tuple(calls)
 
 
 def _literal(node: ast.expr) -> Any:
@@ -162,16 +158,16 @@ _GEMMA_HEAD = re.compile(r"\s*call:([^\s{]+)\s*(\{.*\})\s*", re.DOTALL)
 _GEMMA_STRING = '<|"|>'
 
 
-def gemma_calls(text: str) -> list[ToolCall]:
+def gemma_calls(text: str) -> tuple[ToolCall, ...]:
     """A call as Gemma 4 writes it: call:f{a:<|"|>x<|"|>,b:[1,true]}, with keys that have no quotes."""
     found = _GEMMA_HEAD.fullmatch(text)
     if found is None:
-        return []
+        return ()
     written = "".join(_gemma_parts(found[2]))
     try:
-        return [ToolCall(found[1], _as_json(json.loads(written)))]
+        return (ToolCall(found[1], _as_json(json.loads(written))),)
     except (ValueError, RecursionError):
-        return []
+        return ()
 
 
 def _gemma_parts(text: str) -> Iterator[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.inputs.tools.markers import in_regex, literal, marker_in_lark
-from outrider.inputs.tools.shapes import PYTHON_NAME, ReadWhole, gemma_calls, python_calls
+from outrider.inputs.tools.bodies import OPEN, CallBody, CallText, GrammarParts, Rules, Schemas
+from outrider.inputs.tools.markers import in_regex, literal
+from outrider.inputs.tools.shapes import PYTHON_NAME, ReadWhole, calls_of, gemma_calls, python_calls
 from outrider.inputs.tools.values import (
     ABOUT,
     OF_OBJECTS,
@@ -20,7 +21,6 @@ from outrider.inputs.tools.values import (
     properties_of,
     values_of,
 )
-from outrider.types import TextTokenizer
 
 _KEY = "[A-Za-z_][A-Za-z0-9_]*"  # one that is written without quotes
 _SCALARS = ("boolean", "integer", "null", "number")  # which Gemma writes as JSON
@@ -28,14 +28,14 @@ _WORDS = {True: '"True"', False: '"False"', None: '"None"'}  # of Python, for wh
 
 
 @dataclass(frozen=True)
-class CallSyntax:
+class CallSyntax(CallBody):
     """How calls are written that are no JSON: f(a="x", b=[True]), or call:f{a:<|"|>x<|"|>,b:[true]}.
 
     A grammar has Python's arguments as JSON, in which True, False and None may stand for a whole value. Gemma's lists
     and objects may be any.
     """
 
-    read: ReadWhole  # the calls that a text is
+    calls_in: ReadWhole  # the calls that a text is
     before: str  # the name
     opener: str  # around the arguments
     closer: str
@@ -45,15 +45,23 @@ class CallSyntax:
     is_python: bool = False  # values are JSON
     is_sorted: bool = False  # names are in order
 
-    def rules(
-        self, rule: str, function: Mapping[str, Any], tokenizer: TextTokenizer, in_json: Callable[[Any], str]
-    ) -> tuple[list[str], list[str]]:
-        """A grammar's rules for a call of a function, and the places of its schema that they do not follow.
+    def read(self, text: str, opener: str, end: str, schemas: Schemas) -> CallText | None:  # noqa: ARG002
+        """Read calls, once the format's marker after them is there."""
+        written, marker, _ = text.partition(end)
+        if not marker:
+            return OPEN
+        calls = self.calls_in(written) or calls_of(written)
+        return CallText(calls, len(written), "whole") if calls else None
 
-        in_json: the rule for JSON by a schema.
-        """
+    @property
+    def markers(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The quote, if it is a tag."""
+        return (self.quote,) if len(self.quote) > 1 else ()
+
+    def rules(self, rule: str, function: Mapping[str, Any], parts: GrammarParts) -> Rules:
+        """Rules for a call in this syntax."""
         schema = function.get("parameters") or {"properties": {}, "additionalProperties": False}
-        made = _Rules(self, rule, schema, tokenizer, in_json)
+        made = _Rules(self, rule, schema, parts)
         made.left_out += [f"/{keyword}" for keyword in sorted(schema.keys() - OF_OBJECTS)]
         arguments = made.arguments()
         head = literal(f"{self.before}{function['name']}{self.opener}")
@@ -63,17 +71,10 @@ class CallSyntax:
 class _Rules:
     """The rules for the arguments of one call."""
 
-    def __init__(
-        self,
-        syntax: CallSyntax,
-        rule: str,
-        root: Mapping[str, Any],
-        tokenizer: TextTokenizer,
-        in_json: Callable[[Any], str],
-    ) -> None:
+    def __init__(self, syntax: CallSyntax, rule: str, root: Mapping[str, Any], parts: GrammarParts) -> None:
         self.rules, self.left_out = list[str](), list[str]()
-        self._syntax, self._rule, self._root, self._in_json = syntax, rule, root, in_json
-        self._quote = marker_in_lark(syntax.quote, tokenizer)
+        self._syntax, self._rule, self._root, self._in_json = syntax, rule, root, parts.json
+        self._quote = parts.marker(syntax.quote)
         self._named = dict[str, str]()  # rules by what they are for
 
     def arguments(self) -> str:
