@@ -71,32 +71,14 @@ class Preparation:
         """
         if cancel is not None and (isinstance(cancel, type) or not callable(getattr(cancel, "is_set", None))):
             raise OptionError(f"cancel={cancel!r} has no is_set() to ask. Pass a threading.Event.")
-        config, reasoning, special = laid.config, laid.reasoning, self.prompts.special
-        policy, num_assistant_tokens = self.registry.policy_for(config)
-        threshold = config.assistant_confidence_threshold
-        eos_token_ids = () if config.ignore_eos else special.eos_token_ids
+        config, reasoning = laid.config, laid.reasoning
+        eos_token_ids = () if config.ignore_eos else self.prompts.special.eos_token_ids
         stop_token_ids = frozenset(config.stop_token_ids).union(self._special_stops(config))
         end_token_ids = stop_token_ids.union(eos_token_ids)
-        grammar = None if laid.source is None else self.grammars.new_state(laid.source)
         splitter = None if reasoning is None or config.stop_in_reasoning else reasoning.splitter
-        capabilities = self.loaded["main"].backend.capabilities
-        request = Request(
-            laid.prompt,
-            verifier=_verifier(config),
-            noise=Noise(secrets.randbits(63) if config.seed is None else config.seed),
-            max_new_tokens=laid.max_new_tokens,
-            eos_token_ids=frozenset(eos_token_ids) if splitter else end_token_ids,
-            policy=policy,
-            num_assistant_tokens=num_assistant_tokens,
-            ahead=overlaps and policy is not None and policy.goes_ahead,
-            rule=None if threshold is None else ConfidenceThreshold(threshold),
-            sampled=config.temperature > 0,
-            exact=capabilities.bit_exact_batching and config.sampling_is_invariant,
-            reuse=self.reuse,
-            name_of=self.registry.name_of,
-            created=laid.created,
-        )
-        references = self.registry.texts(config, policy, laid.prompt.source)
+        request = self._request(laid, frozenset(eos_token_ids) if splitter else end_token_ids, overlaps=overlaps)
+        grammar = None if laid.source is None else self.grammars.new_state(laid.source)
+        references = self.registry.texts(config, request.policy, laid.prompt.source)
         answer = Answer(
             request,
             TokenSequence.of(request.prompt, references, earlier_answers=config.earlier_answers),
@@ -119,6 +101,27 @@ class Preparation:
         if self.prefixes is not None:
             answer.fetched += self._fetch(self.prefixes, answer)
         return answer
+
+    def _request(self, laid: LaidOut, eos_token_ids: frozenset[int], *, overlaps: bool) -> Request:
+        """What of an answer does not change. eos_token_ids: what ends it, wherever they stand."""
+        config, threshold = laid.config, laid.config.assistant_confidence_threshold
+        policy, num_assistant_tokens = self.registry.policy_for(config)
+        return Request(
+            laid.prompt,
+            verifier=_verifier(config),
+            noise=Noise(secrets.randbits(63) if config.seed is None else config.seed),
+            max_new_tokens=laid.max_new_tokens,
+            eos_token_ids=eos_token_ids,
+            policy=policy,
+            num_assistant_tokens=num_assistant_tokens,
+            ahead=overlaps and policy is not None and policy.goes_ahead,
+            rule=None if threshold is None else ConfidenceThreshold(threshold),
+            sampled=config.temperature > 0,
+            exact=self.loaded["main"].backend.capabilities.bit_exact_batching and config.sampling_is_invariant,
+            reuse=self.reuse,
+            name_of=self.registry.name_of,
+            created=laid.created,
+        )
 
     def _budget(self, laid: LaidOut, eos_token_ids: Sequence[int]) -> ReasoningBudget | None:
         """What ends the reasoning, if the request limits it."""

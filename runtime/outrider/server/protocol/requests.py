@@ -266,13 +266,30 @@ class Effort(msgspec.Struct, frozen=True):
     exclude: bool | None = None
 
 
-class ChatRequest(Generation, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A chat to answer. parallel_tool_calls: false ends the answer with its first call.
+class Reasoned(Generation, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The fields of a chat that say what its template is given, and how reasoning comes.
 
     chat_template_kwargs: variables of the chat template; reasoning_effort, enable_thinking, documents, verbosity and
     what `reasoning` and `thinking` say are variables, too. reasoning_format: "none" leaves reasoning in the content.
-    include_reasoning: false leaves it out. continue_final_message: go on with the last message, the assistant's; true
-    unless set, or unless add_generation_prompt is true.
+    include_reasoning: false leaves it out.
+    """
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
+    documents: list[Any] | None = None
+    verbosity: str | None = None
+    reasoning: Effort | None = None
+    thinking: Effort | None = None
+    reasoning_format: Literal["auto", "none", "deepseek", "deepseek-legacy"] | None = None
+    include_reasoning: bool | None = None
+
+
+class ChatRequest(Reasoned, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A chat to answer. parallel_tool_calls: false ends the answer with its first call.
+
+    continue_final_message: go on with the last message, the assistant's; true unless set, or unless
+    add_generation_prompt is true.
     """
 
     messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1)]
@@ -283,15 +300,6 @@ class ChatRequest(Generation, frozen=True, forbid_unknown_fields=True, kw_only=T
     tools: list[Tool] | None = None
     tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None
-    enable_thinking: bool | None = None
-    documents: list[Any] | None = None
-    verbosity: str | None = None
-    reasoning: Effort | None = None
-    thinking: Effort | None = None
-    reasoning_format: Literal["auto", "none", "deepseek", "deepseek-legacy"] | None = None
-    include_reasoning: bool | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
 

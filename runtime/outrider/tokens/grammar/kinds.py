@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,12 +11,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.config import GRAMMAR_OPTIONS, GenerationConfig
 from outrider.tokens.grammar.gbnf import is_gbnf
 from outrider.tokens.grammar.gbnf_lark import gbnf_to_lark
-from outrider.tokens.grammar.limits import (
-    CHEAP_CHARACTERS,
-    is_cheap_grammar,
-    is_cheap_pattern,
-    is_cheap_schemas,
-)
+from outrider.tokens.grammar.limits import is_cheap
 from outrider.tokens.grammar.schemas import with_real_dates
 
 if TYPE_CHECKING:
@@ -32,7 +28,8 @@ class GrammarKind:
     """What a grammar is written in."""
 
     read: Callable[[Any], str]  # the value of a request's option as text
-    is_cheap: Callable[[str], bool]  # whether a text is certain to compile at once and in little memory
+    cheap_characters: int  # of a text that may be cheap to compile
+    dear: re.Pattern[str]  # matches in one that is not
     compile: Callable[[str, LLTokenizer], str]  # in llguidance's form; raises ValueError
     remedy: str  # what to do where it cannot be followed
     is_shown: bool = True  # whether an error quotes the text; else it is not the user's own
@@ -57,28 +54,36 @@ def _compile_grammar(text: str, tokenizer: LLTokenizer) -> str:
     return LLMatcher.grammar_from_lark(gbnf_to_lark(text, tokenizer) if is_gbnf(text) else text)
 
 
+# Patterns, also those of formats; what is intersected; large lengths; numbers that have a state for each rest.
+_DEAR_SCHEMA = re.compile(
+    r'"(?:allOf|format|multipleOf|pattern|patternProperties|x-guidance)"|"(?:min|max)[A-Z]\w+"\s*:\s*(?:\d{4}|[\d.]+[eE])'
+)
 KINDS = {
     "json_schema": GrammarKind(
-        lambda value: json.dumps({"type": "object"} if value is True else value),
-        is_cheap_schemas,
+        _read_schema,
+        20_000,
+        _DEAR_SCHEMA,
         _compile_schema,
         "Leave out what is not implemented, or express it in another way.",
     ),
     "regex": GrammarKind(
         str,
-        is_cheap_pattern,
+        500,
+        re.compile("(?!)"),
         _compile_regex,
         "Give a regular expression in the syntax of Rust's regex crate.",
     ),
     "grammar": GrammarKind(
         str,
-        is_cheap_grammar,
+        1_000,
+        re.compile("[&~%]"),
         _compile_grammar,
         "Give a Lark grammar with a rule 'start', or one in GBNF with a rule 'root'.",
     ),
     "tools": GrammarKind(
         str,
-        is_cheap_schemas,
+        20_000,
+        _DEAR_SCHEMA,
         _compile_grammar,
         "Give each function's parameters as a JSON schema.",
         is_shown=False,
@@ -114,8 +119,5 @@ class GrammarSource:
 
     @property
     def is_cheap(self) -> bool:
-        """Whether it is certain, from its text alone, to compile at once and in little memory.
-
-        Those are grammars of a usual size without intersections, nested counts or many patterns.
-        """
-        return len(self.text) <= CHEAP_CHARACTERS and self.kind.is_cheap(self.text)
+        """Whether it is certain, from its text alone, to compile at once and in little memory."""
+        return is_cheap(self.text, self.kind.cheap_characters, self.kind.dear)

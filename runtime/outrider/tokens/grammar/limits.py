@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.tokens.grammar.gbnf import is_gbnf
-
 # llguidance's own limits, half of which no usual schema reaches
 MAX_LEXER_STATES = 100_000  # of one answer, of 0.1 to 2 kB each
 STEP_LEXER_FUEL = 50_000  # of one mask
@@ -54,55 +52,17 @@ def entries_of(schema: object) -> Iterator[tuple[str, Any]]:
             values += value
 
 
-# Bounds of a cheap grammar. Measured with 49,152 tokens: such grammars take at most some tens of milliseconds.
-CHEAP_CHARACTERS = 20_000
-_CHEAP_GBNF_CHARACTERS = 1_000  # whose translation may take longer
-_CHEAP_PATTERN_CHARACTERS = 500
-_CHEAP_COPIES = 20_000  # characters of patterns, with repetitions written out
-_CHEAP_LENGTH = 1_000  # minLength, maxLength and similar
-_CHEAP_MULTIPLE = 10_000  # all multipleOf together, without the decimal points: automata have a state for each rest
-_CHEAP_PATTERNS = 8  # patterns and formats of a schema, which may be intersected through references
-
-_COUNTED = re.compile(r"\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}")
-# Of schemas: intersections, grammars within them, and large lengths; their patterns, and what numbers are multiples of.
-_DEAR = re.compile(r'"(?:allOf|patternProperties|x-guidance)"|"(?:min|max)[A-Z]\w+"\s*:\s*(?:\d{4}|[\d.]+[eE])')
-_PATTERN = re.compile(r'"pattern"\s*:\s*"((?:[^"\\]|\\.)*)"')
-_MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([\d.eE+-]+)')
+_CHEAP_COPIES = 2_000  # of a part that counts repeat, one of them within another
+_COUNT = re.compile(r"\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}")
 
 
-def is_cheap_pattern(text: str) -> bool:
-    """Whether a regular expression is certain to compile at once and in little memory."""
-    return len(text) <= _CHEAP_PATTERN_CHARACTERS and len(text) * _num_copies(text, nested=False) <= _CHEAP_COPIES
+def is_cheap(text: str, most_characters: int, dear: re.Pattern[str]) -> bool:
+    """Whether a grammar is certain, from its text alone, to compile at once and in little memory.
 
-
-def _num_copies(text: str, nested: bool = True) -> int:
-    """At most how often a part of a pattern is repeated. nested: every count may repeat all others."""
-    copies, longest = 1, 1
-    for found in _COUNTED.finditer(text):
-        count = max(1, *(int(digits[:9]) for digits in (found[1], found[2], "0") if digits))
-        if nested or text[found.start() - 1] in ")}":
-            copies *= count
-        else:
-            longest = max(longest, count)
-    return copies * longest
-
-
-def is_cheap_schemas(text: str) -> bool:
-    """Whether a JSON schema, or a grammar for tools with some, is certain to compile at once and in little memory."""
-    patterns = _PATTERN.findall(text)
-    digits = [each.replace(".", "")[:9] for each in _MULTIPLE.findall(text)]
-    multiple = math.prod(max(1, int(each)) if each.isdecimal() else _CHEAP_MULTIPLE + 1 for each in digits)
-    return (
-        not _DEAR.search(text)
-        and multiple <= _CHEAP_MULTIPLE
-        and len(patterns) + text.count('"format"') <= _CHEAP_PATTERNS
-        and all(map(is_cheap_pattern, patterns))
-        and _num_copies(text, nested=False) <= _CHEAP_LENGTH
-    )
-
-
-def is_cheap_grammar(text: str) -> bool:
-    """Whether a grammar in Lark or GBNF is certain to compile at once and in little memory."""
-    if is_gbnf(text):
-        return len(text) <= _CHEAP_GBNF_CHARACTERS and _num_copies(text) <= _CHEAP_LENGTH
-    return len(text) <= _CHEAP_COPIES // 10 and not set("&~%") & set(text) and _num_copies(text) <= _CHEAP_LENGTH
+    It is short, and repeats and intersects little. Measured with 49,152 tokens: it takes at most some tens of
+    milliseconds. Others are tried in a process of their own first.
+    """
+    if len(text) > most_characters or dear.search(text):
+        return False
+    counts = (int(digits[:9]) for found in _COUNT.finditer(text) for digits in found.groups("") if digits)
+    return math.prod(max(1, count) for count in counts) <= _CHEAP_COPIES

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from outrider.system.guard import is_interrupt
 from outrider.system.listed import ListedOnce
-from outrider.tokens.grammar.limits import check_length, entries_of, is_cheap_pattern
+from outrider.tokens.grammar.limits import check_length, entries_of, is_cheap
 
 DEEPEST_LEVELS = 128  # levels; llguidance reads no schema that has more
 # Keywords with schemas within, of those that llguidance 1.9 implements; from its `json/schema.rs`.
@@ -47,6 +47,7 @@ _SAID = ListedOnce(logging.getLogger("outrider"), "Of the schema of %s, this is 
 _MOST_PLACES = 20  # of what is left out, that are named
 _LONGEST_PLACE = 100  # characters of a place, of which the last are shown
 _MOST_TRIED = 100  # patterns and bounds of a schema that llguidance is asked for; others are taken to be followed
+_LONGEST_TRIED = 500  # characters of such a pattern
 _MOST_PATTERNS = 4  # of one object, which are tried together
 
 # llguidance knows the lengths of months, and neither leap years nor leap seconds. Beside what it asks of a format; no
@@ -231,7 +232,7 @@ class _Widening:
         """Whether llguidance takes these patterns. Those that may take long to compile are not tried here."""
         if any(map(_LOOK_AROUND.search, patterns)):
             return False
-        if not all(map(is_cheap_pattern, patterns)) or len(patterns) > _MOST_PATTERNS:
+        if not all(is_cheap(each, _LONGEST_TRIED, _LOOK_AROUND) for each in patterns) or len(patterns) > _MOST_PATTERNS:
             return True
         return self._is_taken({key: patterns[0] if key == "pattern" else {each: {} for each in patterns}})
 
