@@ -5,7 +5,6 @@ Source: tools/server/README.md of llama.cpp.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +16,7 @@ from outrider.server.conversations import Conversations
 from outrider.server.dialect import ChoicePiece, Dialect, ServedAnswer, ServedChoice, Wanted, choices_of
 from outrider.server.errors import ApiError
 from outrider.server.infill import Infill
-from outrider.server.options import AnswerChoice
+from outrider.server.options import AnswerChoice, AnswerLimit
 from outrider.server.protocol.loose import IGNORED
 from outrider.server.protocol.reading import as_text, read_fields, read_object
 from outrider.server.protocol.requests import CompletionRequest
@@ -27,23 +26,6 @@ from outrider.server.usage import timings_of
 _SAMPLERS = {"top_k", "top_p", "min_p", "typ_p", "typical_p", "temperature", "penalties", "dry", "xtc", "infill"}
 _OWN = ("t_max_predict_ms", "return_tokens")
 _UNREAD = ("n_indent", "response_fields")  # which only shorten an answer
-
-
-class Limit:
-    """Ends a completion some time after its first text, once it has a whole line: llama.cpp's `t_max_predict_ms`."""
-
-    def __init__(self, milliseconds: float) -> None:
-        self._seconds, self._has_line = milliseconds / 1000, False
-        self._deadline: float | None = None
-
-    def read(self, text: str) -> None:
-        """Read what comes next."""
-        self._has_line = self._has_line or "\n" in text
-        self._deadline = self._deadline or time.monotonic() + self._seconds
-
-    def is_set(self) -> bool:
-        """Whether the answer ends here."""
-        return self._has_line and self._deadline is not None and time.monotonic() > self._deadline
 
 
 def _to_chat(body: bytes, _: Conversations) -> Wanted:
@@ -85,7 +67,7 @@ def _choices(wanted: Wanted) -> list[AnswerChoice]:
     if (infill := wanted.own.get("infill")) is not None:
         choices = [replace(choice, prompt=infill) for choice in choices]
     milliseconds = _number(wanted.own, "t_max_predict_ms")
-    return [replace(choice, limit=Limit(milliseconds)) for choice in choices] if milliseconds > 0 else choices
+    return [replace(choice, limit=AnswerLimit(milliseconds)) for choice in choices] if milliseconds > 0 else choices
 
 
 def _body(answer: ServedAnswer) -> Any:

@@ -101,18 +101,7 @@ def _chat_of(asked: MessagesRequest) -> dict[str, Any]:
         "thinking": asked.thinking and {k: v for k, v in msgspec.to_builtins(asked.thinking).items() if v is not None},
         "reasoning_effort": asked.output_config and asked.output_config.effort,
         "response_format": form and {"type": "json_schema", "json_schema": {"schema": form.schema}},
-        "tools": [
-            {
-                "type": "function",
-                "function": {
-                    "name": tool.name,
-                    "description": tool.description,
-                    "parameters": tool.input_schema,
-                    "strict": tool.strict,
-                },
-            }
-            for tool in functions
-        ],
+        "tools": [{**msgspec.to_builtins(tool), "type": "function"} for tool in functions],  # as reshaping reads them
     }
     if choice is not None and functions:
         named = {"type": "function", "function": {"name": choice.name or ""}}

@@ -1,8 +1,9 @@
 """From a request's fields to prompts and the engine's options."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -38,24 +39,30 @@ BETWEEN_PARTS = "\n"  # of a message's texts, as in llama.cpp and vLLM
 _MOST_OF_REFERENCES = 1_000_000  # characters of all: a token of them takes some 60 bytes
 
 
-class AnswerLimit(Protocol):
-    """Ends an answer by what it says so far."""
+class AnswerLimit:
+    """Ends a completion some time after its first text, once it has a whole line: llama.cpp's `t_max_predict_ms`."""
+
+    def __init__(self, milliseconds: float) -> None:
+        self._seconds, self._has_line = milliseconds / 1000, False
+        self._deadline: float | None = None
 
     def read(self, text: str) -> None:
         """Read what comes next."""
+        self._has_line = self._has_line or "\n" in text
+        self._deadline = self._deadline or time.monotonic() + self._seconds
 
     def is_set(self) -> bool:
         """Whether the answer ends here."""
+        return self._has_line and self._deadline is not None and time.monotonic() > self._deadline
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerChoice:
     """One answer to generate: a prompt as `Engine.submit` takes it, and its options.
 
-    limit: is told its text as it comes, and asked whether it ends there. is_empty:
-    whether only the prompt is to be read. echoed: how many of
-    the likeliest tokens are wanted in place of each of the prompt's; None: those have no log-probabilities. scored: the
-    prompt's tokens, and the log-probabilities of all but the first.
+    is_empty: whether only the prompt is to be read. echoed: how many of the likeliest tokens are wanted in place of
+    each of the prompt's; None: those have no log-probabilities. scored: the prompt's tokens, and the log-probabilities
+    of all but the first.
     """
 
     prompt: Any

@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 
 from outrider.decoding.results import Result
 from outrider.inputs.reasoning import ReasoningFormat, Thought
-from outrider.inputs.reasoning.stream import ReasoningStream
+from outrider.inputs.reasoning.calls import CallsWithin
+from outrider.inputs.reasoning.stream import Splitter
 from outrider.inputs.tools import ToolCall, ToolCallDelta, ToolFormat
 from outrider.inputs.tools.stream import joined
 from outrider.server.logprobs import TokenTexts
@@ -53,7 +54,7 @@ class AnswerReading:
     def _of_calls(self) -> dict[str, Any]:
         return {"calls": self.calls, "tools": self.tools, "loose": self.loose} if self.calls else {}
 
-    def splits(self, *, thinks: bool) -> ReasoningStream | None:
+    def splits(self, *, thinks: bool) -> Splitter | CallsWithin | None:
         """Splits an answer into reasoning and the rest; None where the reasoning is left in the text."""
         return self.reasoning.stream(opened=thinks, **self._of_calls) if self.reasoning else None
 

@@ -2,7 +2,7 @@
 
 import httpx
 
-from outrider.server.llamacpp import Limit
+from outrider.server.options import AnswerLimit
 from serving import events_of, post
 
 
@@ -34,7 +34,7 @@ def test_a_completion_in_llama_cpp_s_words(http: httpx.Client) -> None:
 
 
 def test_a_completion_ends_with_its_time() -> None:
-    timed = Limit(1e-6)
+    timed = AnswerLimit(1e-6)
     assert not timed.is_set()
     timed.read("a")
     assert not timed.is_set()  # its first line is not complete

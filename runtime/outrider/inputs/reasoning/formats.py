@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider.inputs.reasoning.calls import CallsWithin
 from outrider.inputs.reasoning.channels import MARKERS, Channels
-from outrider.inputs.reasoning.stream import MarkedReasoning, ReasoningStream, Splitter, Thought
+from outrider.inputs.reasoning.stream import MarkedReasoning, Splitter, Thought
 from outrider.inputs.tools.formats import ToolFormat
 from outrider.types import TextTokenizer
 
@@ -62,7 +62,9 @@ class ReasoningFormat:
         last = max(places, key=places.__getitem__)
         return last if last in text and places[last] >= begun else ""
 
-    def stream(self, *, opened: bool = False, calls: ToolFormat | None = None, **options: Any) -> ReasoningStream:
+    def stream(
+        self, *, opened: bool = False, calls: ToolFormat | None = None, **options: Any
+    ) -> Splitter | CallsWithin:
         """Splits a text that grows. opened: the prompt has begun the reasoning. calls: how the model writes calls.
 
         A call within the reasoning, which no end of it follows, is of the answer then. options: of `ToolFormat.stream`.

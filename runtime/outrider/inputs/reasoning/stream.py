@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 from outrider.inputs.text.stream import num_held
 
@@ -16,30 +15,10 @@ class Thought:
     text: str
 
 
-class ReasoningStream(Protocol):
+class Splitter(ABC):
     """Splits a text that grows into reasoning and answer. However the text is cut, the pieces add up to the same."""
 
-    has_called: bool  # once it is finished: whether the reasoning ended with a call
-
-    @property
-    def is_reasoning(self) -> bool:
-        """Whether what comes next is reasoning, as far as is known."""
-
-    @property
-    def is_calling(self) -> bool:
-        """Whether thoughts are held back that may be a call."""
-
-    def push(self, text: str) -> list[Thought | str]:
-        """Add text. Returns what is certain now."""
-
-    def finish(self, *, is_cut: bool = False) -> list[Thought | str]:
-        """Return what was held back, as no text follows. is_cut: the answer was, by its length."""
-
-
-class Splitter(ABC):
-    """What the streams of all forms have in common. They find no calls."""
-
-    has_called = is_calling = False
+    has_called = is_calling = False  # as `CallsWithin` has them, which finds calls
 
     def __init__(self) -> None:
         self.content: list[tuple[int, int]] = []  # where the answer itself is in the text: (begin, end) of each part

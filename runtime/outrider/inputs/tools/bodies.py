@@ -7,12 +7,14 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal, Protocol, TypeAlias
+from functools import lru_cache, partial
+from typing import Any, Literal, TypeAlias
 
 from outrider.inputs.tools.arguments import end_of_value
-from outrider.inputs.tools.markers import literal
+from outrider.inputs.tools.markers import literal, marker_in_lark, tags_in_lark
 from outrider.inputs.tools.shapes import ToolCall, calls_of, may_be_call, python_calls
+from outrider.tokens.grammar import JSON_STYLE, check_length, with_real_dates
+from outrider.types import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +31,28 @@ Schemas: TypeAlias = Mapping[str, Any]  # of the tools' arguments, by name
 Rules: TypeAlias = tuple[list[str], list[str]]  # of a grammar, and the places of a schema that they do not follow
 
 
-class GrammarParts(Protocol):
-    """Expressions of a grammar in Lark."""
+class GrammarParts:
+    """Expressions of a grammar in Lark. Their JSON is limited in length: it may have a function's definitions often."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._num_characters = 0
+        self.marker, self.tags = (
+            partial(marker_in_lark, tokenizer=tokenizer),
+            partial(tags_in_lark, tokenizer=tokenizer),
+        )
 
     def json(self, schema: Any) -> str:
-        """JSON by a schema."""
+        """JSON by a schema. Raises ValueError for too much."""
+        made = json_in_lark(schema)
+        self._num_characters += len(made)
+        check_length(self._num_characters)
+        return made
 
-    def marker(self, text: str) -> str:
-        """A marker."""
 
-    def tags(self, text: str) -> str:
-        """A text, in which each <tag> is a marker."""
+def json_in_lark(schema: Any) -> str:
+    """JSON by a schema."""
+    made = with_real_dates(schema)
+    return f"%json {json.dumps({'x-guidance': JSON_STYLE} | made if isinstance(made, dict) else made)}"
 
 
 class CallBody(ABC):

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from outrider.errors import OptionError, one_line, quoted
-from outrider.inputs.tools.bodies import NamedBody
+from outrider.inputs.tools.bodies import GrammarParts, NamedBody, json_in_lark
 from outrider.inputs.tools.formats import ToolFormat
-from outrider.inputs.tools.markers import in_regex, literal, marker_in_lark, tags_in_lark
-from outrider.tokens.grammar import (
-    JSON_STYLE,
-    GrammarSource,
-    check_length,
-    say_once,
-    widened,
-    with_real_dates,
-)
+from outrider.inputs.tools.markers import in_regex, literal
+from outrider.tokens.grammar import GrammarSource, say_once, widened
 from outrider.types import TextTokenizer
 
 _THOUGHTS = ("<think>", "</think>", "[THINK]", "[/THINK]")  # markers that a free text may have
@@ -44,7 +36,7 @@ def source_of_calls(
         OptionError: for parameters whose schema cannot be followed in this format.
     """
     functions = [tool["function"] for tool in tools if only in (None, tool["function"]["name"])]
-    bodies, parts = list[str](), _Parts(tokenizer)
+    bodies, parts = list[str](), GrammarParts(tokenizer)
     for i, function in enumerate(functions):
         try:
             functions[i] = _followed(function)
@@ -52,7 +44,7 @@ def source_of_calls(
             bodies += _held_to(functions[i], rules, left_out)
         except ValueError as error:
             raise OptionError(f"tools cannot be followed: in {function['name']!r}, {one_line(error)}.") from error
-    calls = _Calls(form, tokenizer, once=once or only is not None)
+    calls = _Calls(form, parts, once=once or only is not None)
     rules = [f"start: {calls.all}"]
     if free:
         rules = calls.free if schema is None else [f"start: answer | {calls.all}", calls.answer(schema)]
@@ -80,10 +72,10 @@ class _Calls:
     all: calls and nothing else. free: rules for an answer in which there may be some.
     """
 
-    def __init__(self, form: ToolFormat, tokenizer: TextTokenizer, *, once: bool) -> None:
-        self._form, self._once, self._tokenizer = form, once, tokenizer
-        self._thoughts = [marker_in_lark(marker, tokenizer) for marker in _THOUGHTS]
-        self._begin, self._end = (marker_in_lark(marker, tokenizer) for marker in (form.begin, form.end))
+    def __init__(self, form: ToolFormat, parts: GrammarParts, *, once: bool) -> None:
+        self._form, self._once, self._parts = form, once, parts
+        self._thoughts = [*map(parts.marker, _THOUGHTS)]
+        self._begin, self._end = map(parts.marker, (form.begin, form.end))
         blank = literal(form.blank)
         self._more = "" if once or not form.separator else f"({literal(f'{form.separator} ')} body)*"
         if form.separator:  # one marker for all calls
@@ -101,14 +93,14 @@ class _Calls:
         """The rule for a text in JSON in place of calls."""
         header = ""
         if self._form.channels:
-            channel, message = (marker_in_lark(f"<|{name}|>", self._tokenizer) for name in ("channel", "message"))
-            header = f'{channel} "final" ({tags_in_lark(self._typed, self._tokenizer)})? {message} '
-        return f"answer: {header}{_json(schema)}"
+            channel, message = map(self._parts.marker, ("<|channel|>", "<|message|>"))
+            header = f'{channel} "final" ({self._typed})? {message} '
+        return f"answer: {header}{json_in_lark(schema)}"
 
     @property
     def _typed(self) -> str:
         """What a header of gpt-oss' messages may end with."""
-        return self._form.body.typed if isinstance(self._form.body, NamedBody) else ""
+        return self._parts.tags(self._form.body.typed) if isinstance(self._form.body, NamedBody) else ""
 
     @property
     def free(self) -> list[str]:
@@ -131,13 +123,12 @@ class _Calls:
     @property
     def _messages(self) -> list[str]:
         """The same for answers of gpt-oss: messages with a channel each, of which the last one or some are calls."""
-        marker = partial(marker_in_lark, tokenizer=self._tokenizer)
-        typed = tags_in_lark(self._typed, self._tokenizer)
+        marker = self._parts.marker
         each, last = ("message", "(message | call)") if self._once else ("(message | call)", "(message | call)")
         return [
             f'start: TEXT | ({each} {marker("<|start|>")} "assistant")* {last}',
             f"call: {self._begin} {self._after}",
-            f"message: {marker('<|channel|>')} KIND ({typed})? {marker('<|message|>')} TEXT {marker('<|end|>')}?",
+            f"message: {marker('<|channel|>')} KIND ({self._typed})? {marker('<|message|>')} TEXT {marker('<|end|>')}?",
             "KIND: /analysis|commentary|final/",
             "TEXT: /(?s:.*)/",
         ]
@@ -156,27 +147,3 @@ def _held_to(function: Mapping[str, Any], rules: list[str], left_out: list[str])
         )
     say_once(f"the function {quoted(function['name'])}", left_out)
     return rules
-
-
-def _json(schema: Any) -> str:
-    """JSON by a schema."""
-    made = with_real_dates(schema)
-    return f"%json {json.dumps({'x-guidance': JSON_STYLE} | made if isinstance(made, dict) else made)}"
-
-
-class _Parts:
-    """Expressions of a grammar. Their JSON has a limit of length: it may have a function's definitions often."""
-
-    def __init__(self, tokenizer: TextTokenizer) -> None:
-        self._num_characters = 0
-        self.marker, self.tags = (
-            partial(marker_in_lark, tokenizer=tokenizer),
-            partial(tags_in_lark, tokenizer=tokenizer),
-        )
-
-    def json(self, schema: Any) -> str:
-        """JSON by a schema. Raises ValueError for too much."""
-        made = _json(schema)
-        self._num_characters += len(made)
-        check_length(self._num_characters)
-        return made
