@@ -17,8 +17,7 @@ from outrider.errors import OptionError
 from outrider.inputs.encoder_input import decode_text
 from outrider.inputs.reasoning.stream import Splitter
 from outrider.inputs.text import TextStream
-from outrider.inputs.tools import ToolCallDelta, ToolFormat, dropped_markers, keep_markers
-from outrider.inputs.tools.stream import joined
+from outrider.inputs.tools import ToolFormat, dropped_markers, keep_markers
 from outrider.models.kv import Fetched, PrefixStore
 from outrider.models.tuning.loading import LoadedModel
 from outrider.tokens.grammar import Grammars
@@ -172,16 +171,11 @@ def _end_of_calls(config: GenerationConfig, form: ToolFormat | None) -> Callable
     repeats = config.parallel_tool_calls and config.tool_choice == "required"
     if form is None or (config.parallel_tool_calls and not repeats):
         return None
-    calls = form.stream(max_calls=None if repeats else 1)
-    pieces: list[str | ToolCallDelta] = []
+    calls = form.stream(max_calls=None if repeats else 1, once=repeats)
 
     def is_over(text: str) -> bool:
-        new = calls.push(text)
-        if not repeats:
-            return calls.is_over
-        pieces.extend(new)
-        made = joined(pieces)[1] if new and not calls.is_in_call else []
-        return made[-1] in made[:-1] if made else False
+        calls.push(text)
+        return calls.is_over
 
     return is_over
 

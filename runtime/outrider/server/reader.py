@@ -10,8 +10,7 @@ from outrider.decoding.results import Result
 from outrider.inputs.reasoning import ReasoningFormat, Thought
 from outrider.inputs.reasoning.calls import CallsWithin
 from outrider.inputs.reasoning.stream import Splitter
-from outrider.inputs.tools import ToolCall, ToolCallDelta, ToolFormat
-from outrider.inputs.tools.stream import joined
+from outrider.inputs.tools import ToolCallDelta, ToolFormat
 from outrider.server.logprobs import TokenTexts
 
 Piece: TypeAlias = Thought | str | ToolCallDelta
@@ -64,13 +63,8 @@ class Reader:
 
     def __init__(self, reading: AnswerReading, *, thinks: bool) -> None:
         self._reasoning = reading.splits(thinks=thinks)
-        self._calls = (
-            reading.calls.stream(reading.max_calls, reading.tools, loose=reading.loose) if reading.calls else None
-        )
-        self._once = reading.once
-        self._held: list[ToolCallDelta] = []  # a call that may repeat an earlier one
-        self._made: list[ToolCall] = []
-        self._num_begun = 0
+        form, options = reading.calls, {"loose": reading.loose, "once": reading.once}
+        self._calls = form.stream(reading.max_calls, reading.tools, **options) if form else None
         self.has_called = False
 
     @property
@@ -92,8 +86,7 @@ class Reader:
         """Return what was held back, as no text follows. result: the whole answer."""
         is_cut = result.finish_reason == "length"
         pieces = self._read(self._reasoning.finish(is_cut=is_cut) if self._reasoning else [])
-        pieces += self._found(self._calls.finish(is_cut=is_cut)) if self._calls else []
-        return [*pieces, *self._given_out()]
+        return pieces + (self._found(self._calls.finish(is_cut=is_cut)) if self._calls else [])
 
     def _read(self, given: Sequence[Thought | str]) -> list[Piece]:
         pieces: list[Piece] = []
@@ -106,27 +99,4 @@ class Reader:
 
     def _found(self, pieces: list[str | ToolCallDelta]) -> list[str | ToolCallDelta]:
         self.has_called = self.has_called or any(isinstance(piece, ToolCallDelta) for piece in pieces)
-        if not self._once:
-            return pieces
-        given: list[str | ToolCallDelta] = []
-        for piece in pieces:
-            if isinstance(piece, str):
-                given.append(piece)
-                continue
-            if piece.name is not None:
-                given += self._given_out()
-                self._num_begun += 1
-            given += [piece] if self._num_begun == 1 else []
-            self._held.append(piece)
-        return given
-
-    def _given_out(self) -> list[str | ToolCallDelta]:
-        """The call that was held back, unless it repeats an earlier one."""
-        held, self._held = self._held, []
-        _, calls = joined(held)
-        if not calls or calls[0] in self._made:
-            return []
-        self._made += calls
-        if len(self._made) == 1:  # the first one was given out as it came
-            return []
-        return [ToolCallDelta(len(self._made) - 1, piece.name, piece.arguments) for piece in held]
+        return pieces

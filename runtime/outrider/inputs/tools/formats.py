@@ -57,10 +57,10 @@ class ToolFormat:
         return joined([*stream.push(text), *stream.finish()])
 
     def stream(
-        self, max_calls: int | None = None, tools: Sequence[Mapping[str, Any]] = (), *, loose: bool = False
+        self, max_calls: int | None = None, tools: Sequence[Mapping[str, Any]] = (), **options: bool
     ) -> ToolCallStream:
-        """The same for a text that grows. loose: see `ToolCallStream`."""
-        return ToolCallStream(self, max_calls, tools, loose=loose)
+        """The same for a text that grows. options: loose and once, see `ToolCallStream`."""
+        return ToolCallStream(self, max_calls, tools, **options)
 
     @property
     def is_object(self) -> bool:

@@ -40,6 +40,7 @@ class ToolCallStream:
     of a call comes as text, at the latest with `finish`; a marker that nothing follows is dropped. What follows the
     last of max_calls is dropped. tools: whose schemas say what an argument is, where the format does not.
     loose: calls of these tools are also found without a marker: in JSON, blocks of code and tags of other formats.
+    once: a call that repeats an earlier one, as small models make them, is dropped.
     """
 
     def __init__(
@@ -49,8 +50,9 @@ class ToolCallStream:
         tools: Iterable[Mapping[str, Any]] = (),
         *,
         loose: bool = False,
+        once: bool = False,
     ) -> None:
-        self._form = form
+        self._form, self._once = form, once
         self._schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
         self._max_calls = max_calls
         self._is_loose = loose and bool(self._schemas)
@@ -61,9 +63,11 @@ class ToolCallStream:
         self._opened = ""  # the marker before a call, with the blanks before that: text, if no call follows
         self._read: Callable[[str], CallText | None] = self._marked  # what follows it
         self._block = ""  # what stands around calls without the format's marker; empty: nothing
-        self._arguments = JsonArguments()  # of the call that is given out
+        self._name, self._written = "", ""  # of a call whose arguments are being read
+        self._arguments = JsonArguments()
         self._in_object = False  # whether more of an object may follow them
-        self._num_calls = 0
+        self._calls: list[ToolCall] = []  # that are complete
+        self._has_repeated = False  # whether a call was dropped
         self._has_ended = False  # whether the marker after a call was read
         self.is_in_call = False  # whether a call has begun, and its arguments have not ended
 
@@ -86,6 +90,8 @@ class ToolCallStream:
         """
         if self._step == self._read_call:
             self._end_in_call(is_cut)
+        elif self._step == self._read_arguments and self._is_held:
+            self._give([ToolCall(self._name, self._written)])
         elif self._step in (self._begin_answer, self._read_text) and self._left:
             self._pieces.append(self._left)
         self._step = self._drop
@@ -107,8 +113,8 @@ class ToolCallStream:
 
     @property
     def is_over(self) -> bool:
-        """Whether the last of max_calls is complete: nothing that follows counts."""
-        return self._step == self._drop
+        """Whether the last of max_calls is complete, or one was repeated: nothing that follows counts."""
+        return self._step == self._drop or self._has_repeated
 
     # Steps: each takes what it can from the text, adds pieces, and returns whether the next step can go on.
 
@@ -157,13 +163,23 @@ class ToolCallStream:
             return False
         self._left, self._opened = self._left[found.size :], ""
         if found.state == "whole":
-            self._give(found.calls)
             self._step = self._end_call
+            self._give(found.calls)
         else:
-            self._pieces.append(ToolCallDelta(self._num_calls, found.calls[0].name, ""))
-            self._arguments, self._in_object, self.is_in_call = JsonArguments(), found.state == "object", True
-            self._step = self._read_arguments
+            self._name, self._written, self._arguments = found.calls[0].name, "", JsonArguments()
+            self._in_object, self.is_in_call, self._step = found.state == "object", True, self._read_arguments
+            self._add(self._name, "")
         return True
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether a call is given out when it is complete, as it may repeat an earlier one."""
+        return self._once and bool(self._calls)
+
+    def _add(self, name: str | None, arguments: str) -> None:
+        """Give out a piece of the call that is read."""
+        if not self._is_held:
+            self._pieces.append(ToolCallDelta(len(self._calls), name, arguments))
 
     def _be_text(self) -> None:
         """What looked like a call is none. Its first part is text, so that it is not found again."""
@@ -178,21 +194,29 @@ class ToolCallStream:
     def _give(self, calls: Sequence[ToolCall]) -> None:
         """Add whole calls."""
         self._has_ended = False
-        for call in calls[: None if self._max_calls is None else self._max_calls - self._num_calls]:
-            arguments = [ToolCallDelta(self._num_calls, None, call.arguments)] if call.arguments else []
-            self._pieces += [ToolCallDelta(self._num_calls, call.name, ""), *arguments]
-            self._num_calls += 1
+        for call in calls[: None if self._max_calls is None else self._max_calls - len(self._calls)]:
+            if self._once and call in self._calls:
+                self._has_repeated = True
+                continue
+            arguments = [ToolCallDelta(len(self._calls), None, call.arguments)] if call.arguments else []
+            self._pieces += [ToolCallDelta(len(self._calls), call.name, ""), *arguments]
+            self._calls.append(call)
 
     def _read_arguments(self) -> bool:
         """Arguments in JSON, up to their end."""
         new, self._left = self._arguments.take(self._left)
+        self._written += new
         if new:
-            self._pieces.append(ToolCallDelta(self._num_calls, None, new))
+            self._add(None, new)
         if not self._arguments.is_complete:
             return False
-        self._num_calls += 1
         self.is_in_call = self._has_ended = False
         self._step = self._end_object if self._in_object else self._end_call
+        call = ToolCall(self._name, self._written)
+        if self._is_held:
+            self._give([call])
+        else:
+            self._calls.append(call)
         return True
 
     def _end_object(self) -> bool:
@@ -207,7 +231,7 @@ class ToolCallStream:
 
     def _end_call(self) -> bool:
         """What may stand between a call and another call, or text."""
-        form, left, is_last = self._form, self._left.lstrip(), self._num_calls == self._max_calls
+        form, left, is_last = self._form, self._left.lstrip(), len(self._calls) == self._max_calls
         if form.is_object and not self._has_ended:
             left = left.lstrip("}" if form.separator else "},").lstrip()  # small models write one too many
         ends = [form.end] if form.end and (self._is_loose or not self._has_ended) else []
