@@ -24,13 +24,7 @@ from outrider.tokens.grammar import Grammars
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.sampling.reasoning_budget import ReasoningBudget
 from outrider.tokens.verifiers import SAMPLING_VERIFIERS, Greedy
-from outrider.types import (
-    Noise,
-    Prompt,
-    TokenSequence,
-    Verifier,
-    embed_keys,
-)
+from outrider.types import Noise, Prompt, TokenSequence, Verifier, embed_keys
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,7 +236,7 @@ class _Job:
                         is_right = True
                         yield self._head(engine, answers)
                     if entry.since is None:
-                        await entry.admitted()
+                        await entry.admitted.wait()
                     if not engine.is_working:
                         continue
                     in_queue.close()

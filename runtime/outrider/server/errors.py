@@ -109,17 +109,6 @@ def bad_field(error: msgspec.ValidationError) -> ApiError:
     return ApiError(400, f"'{place[1]}': {wrong[0].lower()}{wrong[1:]}.", param=place[1], code="invalid_type")
 
 
-def overloaded(seconds: int) -> ApiError:
-    """The queue is full: come back after so many seconds."""
-    return ApiError(
-        429,
-        f"The server is busy, and the queue is full. Try again in {seconds} s.",
-        type="rate_limit_error",
-        code="queue_full",
-        headers={"Retry-After": str(seconds)},
-    )
-
-
 def out_of_time(seconds: float) -> ApiError:
     """The time limit of a request has passed."""
     return ApiError(

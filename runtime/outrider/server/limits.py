@@ -8,35 +8,27 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 
-from outrider.server.errors import ApiError, overloaded
+from outrider.server.errors import ApiError
 
 _LONGEST_RETRY = 60  # seconds
 
 
+@dataclass(eq=False, slots=True)
 class QueueEntry:
-    """A request in the queue. count: its places. since: time.monotonic of its admission; None while it waits."""
+    """A request in the queue."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.since: float | None = None
-        self._admitted = asyncio.Event()
-
-    def let_in(self) -> None:
-        """It has its places."""
-        self.since = time.monotonic()
-        self._admitted.set()
-
-    async def admitted(self) -> None:
-        """Wait for the places."""
-        await self._admitted.wait()
+    count: int  # its places
+    since: float | None = None  # time.monotonic of its admission; None while it waits
+    admitted: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Queue:
     """Lets so many answers run at a time, and so many more wait, first come, first served.
 
         with queue.entry(request.n or 1) as entry:      # or an error at once
-            await entry.admitted()
+            await entry.admitted.wait()
             ...
 
     Belongs to one event loop.
@@ -68,7 +60,9 @@ class Queue:
         if not self._waiting and self.running + count <= self.max_running:
             self._let_in(entry)
         elif self.waiting + count > self._max_waiting:
-            raise overloaded(self._retry_after)
+            message = f"The server is busy, and the queue is full. Try again in {self._retry_after} s."
+            retry = {"Retry-After": str(self._retry_after)}
+            raise ApiError(429, message, type="rate_limit_error", code="queue_full", headers=retry)
         else:
             self._waiting.append(entry)
         try:
@@ -85,7 +79,7 @@ class Queue:
     async def places(self, count: int) -> AsyncIterator[None]:
         """Wait for `count` places, and hold them in the block. Raises as `entry`."""
         with self.entry(count) as entry:
-            await entry.admitted()
+            await entry.admitted.wait()
             yield
 
     def _admit(self) -> None:
@@ -94,7 +88,8 @@ class Queue:
 
     def _let_in(self, entry: QueueEntry) -> None:
         self.running += entry.count
-        entry.let_in()
+        entry.since = time.monotonic()
+        entry.admitted.set()
 
     @property
     def _retry_after(self) -> int:

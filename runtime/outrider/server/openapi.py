@@ -6,18 +6,11 @@ from typing import Any
 import msgspec
 
 from outrider.server.protocol.encoding import EmbeddingRequest, RerankRequest
-from outrider.server.protocol.items import (
-    ResponseRequest,
-)
+from outrider.server.protocol.items import ResponseRequest
 from outrider.server.protocol.loose import WRITTEN_AS_TEXTS
 from outrider.server.protocol.reading import NEUTRAL
 from outrider.server.protocol.requests import Asked, ChatRequest, CompletionRequest
-from outrider.server.protocol.responses import (
-    ErrorResponse,
-    Health,
-    ModelInfo,
-    ModelList,
-)
+from outrider.server.protocol.responses import ErrorResponse, Health, ModelInfo, ModelList
 from outrider.version import __version__
 
 _STRUCTS = (

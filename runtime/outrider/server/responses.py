@@ -34,7 +34,6 @@ from outrider.server.protocol.requests import (
     FunctionName,
     InputTextPart,
     JsonSchema,
-    NamedSchema,
     RefusalPart,
     Tool,
     ToolChoice,
@@ -64,7 +63,7 @@ def chat_of_items(asked: ResponseRequest, conversations: Conversations) -> Wante
     system = [] if asked.instructions is None else [{"role": "system", "content": asked.instructions}]
     form: Any = asked.text and asked.text.format
     if isinstance(form, SchemaFormat):
-        form = JsonSchema(NamedSchema(form.schema, form.name, form.description, form.strict))
+        form = JsonSchema(form)
     choice = asked.tool_choice
     has_logprobs = "message.output_text.logprobs" in (asked.include or ())
     chat = ChatRequest(

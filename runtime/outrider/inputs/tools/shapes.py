@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -86,63 +85,28 @@ def _call_of(value: Any, needs_arguments: bool) -> ToolCall | None:
         return None
 
 
-_PYTHON_STRING = re.compile(r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')""", re.DOTALL)
-PYTHON_NAME = re.compile(r"""[^\s()\[\]{},:='"]+""")
-_NAME_IN_PYTHON = re.compile(rf"{PYTHON_NAME.pattern}(?=\s*[(=])")
-_NO_ESCAPE = re.compile(r"""\\(?:/|(?=[^\\'"abfnrtv0-7xuU\n]))""")  # JSON's, or a backslash that escapes nothing
-
-
-def _in_python(text: str) -> tuple[str, list[str]]:
-    """Calls as Python reads them, and the names in them, in place of which are others.
-
-    A name need not be one of Python's: get-weather(from="Oslo"). Models write line breaks in strings as they are.
-    """
-    names, made = list[str](), ""
-
-    def numbered(found: re.Match[str]) -> str:
-        names.append(found[0])
-        return f"n{len(names) - 1}"
-
-    for i, part in enumerate(_PYTHON_STRING.split(text)):
-        if i % 2:
-            escaped = _NO_ESCAPE.sub(lambda found: "/" if found[0] == r"\/" else r"\\", part)
-            made += escaped.replace("\n", "\\n").replace("\r", "\\r")
-        else:
-            made += _NAME_IN_PYTHON.sub(numbered, part)
-    return made, names
+PYTHON_NAME = re.compile(r"""[^\s()\[\]{},:='"]+""")  # get-weather, too
+_IN_PYTHON = re.compile(
+    rf"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|({PYTHON_NAME.pattern})\s*([(=])|[()]""", re.DOTALL
+)  # fmt: skip
 
 
 def python_calls(text: str) -> tuple[ToolCall, ...]:
-    """Calls as Python writes them, [f(a="x"), g()]: LFM2, Llama 4."""
-    written, names = _in_python(text.strip())
-    try:
-        parsed = ast.parse(written, mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ()
-    nodes = parsed.elts if isinstance(parsed, ast.List) else [parsed]
-    calls = list[ToolCall]()
-    for node in nodes:
-        if not isinstance(node, ast.Call) or node.args or not isinstance(node.func, ast.Name):
-            return ()
-        try:
-            given = {names[int(str(each.arg)[1:])]: _literal(each.value) for each in node.keywords}
-            calls.append(ToolCall(names[int(node.func.id[1:])], _as_json(given)))
-        except (ValueError, TypeError, RecursionError):
-            return ()
-    return tuple(calls)
+    """Calls as Python writes them, [f(a="x"), g()], with Python's values or JSON's: LFM2, Llama 4."""
+    ends = list[str]()  # of the brackets that are open
 
+    def in_json(found: re.Match[str]) -> str:
+        string, name, mark = found.groups()
+        if string:
+            return string
+        if mark == "=":
+            return f"{json.dumps(name)}:"
+        if found[0] == ")":
+            return ends.pop() if ends else ")"
+        ends.append("}}" if name else "]")
+        return f'{{"name": {json.dumps(name)}, "arguments": {{' if name else "["
 
-def _literal(node: ast.expr) -> Any:
-    """A literal, in which JSON's true, false and null may stand for Python's."""
-    names = {"true": True, "false": False, "null": None}
-    if isinstance(node, ast.Name) and node.id in names:
-        return names[node.id]
-    if isinstance(node, ast.List | ast.Tuple):
-        return [_literal(each) for each in node.elts]
-    if isinstance(node, ast.Dict):
-        keys = [None if key is None else _literal(key) for key in node.keys]
-        return dict(zip(keys, map(_literal, node.values), strict=True))
-    return ast.literal_eval(node)
+    return calls_of(_IN_PYTHON.sub(in_json, text))
 
 
 def _as_json(value: Any) -> str:
@@ -161,13 +125,8 @@ _GEMMA_STRING = '<|"|>'
 def gemma_calls(text: str) -> tuple[ToolCall, ...]:
     """A call as Gemma 4 writes it: call:f{a:<|"|>x<|"|>,b:[1,true]}, with keys that have no quotes."""
     found = _GEMMA_HEAD.fullmatch(text)
-    if found is None:
-        return ()
-    written = "".join(_gemma_parts(found[2]))
-    try:
-        return (ToolCall(found[1], _as_json(json.loads(written))),)
-    except (ValueError, RecursionError):
-        return ()
+    arguments = "".join(_gemma_parts(found[2])) if found else ""
+    return calls_of(f'{{"name": {json.dumps(found[1])}, "arguments": {arguments}}}') if found else ()
 
 
 def _gemma_parts(text: str) -> Iterator[str]:

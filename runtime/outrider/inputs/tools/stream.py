@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from outrider.inputs.tools.formats import ToolFormat
+
+_LONG = 1_000  # characters of a call, from which on it is only read again where it may have ended
+_CLOSING = re.compile(r"[>)}\]]")  # with what calls end
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,7 @@ class ToolCallStream:
         self._pieces: list[str | ToolCallDelta] = []  # that are certain, and not given out yet
         self._opened = ""  # the marker before a call, with the blanks before that: text, if no call follows
         self._read: Callable[[str], CallText | None] = self._marked  # what follows it
+        self._num_tried = 0  # characters of that, which are known not to end a call
         self._block = ""  # what stands around calls without the format's marker; empty: nothing
         self._name, self._written = "", ""  # of a call whose arguments are being read
         self._arguments = JsonArguments()
@@ -132,7 +137,7 @@ class ToolCallStream:
         return True
 
     def _begin_call(self, read: Callable[[str], CallText | None], opened: str = "") -> None:
-        self._read, self._opened, self._step = read, opened, self._read_call
+        self._read, self._opened, self._step, self._num_tried = read, opened, self._read_call, 0
 
     def _read_text(self) -> bool:
         """Plain text, up to the marker of a call."""
@@ -155,6 +160,9 @@ class ToolCallStream:
 
     def _read_call(self) -> bool:
         """What follows a marker: a call, or text after all."""
+        num_tried, self._num_tried = self._num_tried, len(self._left)
+        if num_tried > _LONG and not _CLOSING.search(self._left, num_tried):
+            return False
         found = self._read(self._left)
         if found is None:
             self._be_text()

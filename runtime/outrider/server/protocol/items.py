@@ -11,15 +11,16 @@ from outrider.server.protocol.requests import (
     Asked,
     AtLeastOne,
     Effort,
+    Function,
     FunctionName,
     InputTextPart,
     JsonObject,
+    NamedSchema,
     OutputTextPart,
     PlainText,
     RefusalPart,
     Text,
     TextPart,
-    ToolName,
 )
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -63,14 +64,10 @@ class InputItem(msgspec.Struct, frozen=True):
     output: str | list[InputPart] | None = None
 
 
-class ResponseTool(msgspec.Struct, frozen=True):
+class ResponseTool(Function, frozen=True, kw_only=True, omit_defaults=False):
     """A function that the model may call. parameters: a JSON schema. strict: calls follow the tools' schemas."""
 
     type: Literal["function"]
-    name: ToolName
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 class ResponseToolChoice(FunctionName, frozen=True, kw_only=True):
@@ -79,13 +76,8 @@ class ResponseToolChoice(FunctionName, frozen=True, kw_only=True):
     type: Literal["function"]
 
 
-class SchemaFormat(msgspec.Struct, frozen=True, tag_field="type", tag="json_schema"):
+class SchemaFormat(NamedSchema, frozen=True, tag_field="type", tag="json_schema"):
     """JSON by a schema, which answers always follow. name, description, strict: without effect."""
-
-    schema: dict[str, Any]
-    name: str | None = None
-    description: str | None = None
-    strict: bool | None = None
 
 
 class TextOptions(msgspec.Struct, frozen=True):

@@ -11,9 +11,7 @@ import msgspec
 from outrider.config import GenerationConfig
 from outrider.config.option import options_of
 from outrider.server.errors import ApiError
-from outrider.server.protocol.requests import (
-    SERVED,
-)
+from outrider.server.protocol.requests import SERVED
 from outrider.server.protocol.reshaping import reshape
 from outrider.system.listed import ListedOnce
 
