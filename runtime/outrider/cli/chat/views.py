@@ -20,7 +20,8 @@ from outrider.cli.progress import reading_shown
 from outrider.cli.words import Words, visible
 from outrider.decoding.results import Source, TextChunk
 from outrider.inputs.reasoning import ReasoningFormat, split
-from outrider.inputs.reasoning.stream import ReasoningStream
+from outrider.inputs.reasoning.calls import CallsWithin
+from outrider.inputs.reasoning.stream import Splitter
 
 _SECONDS = 0.05  # between two drawings
 _MOST_SHARE = 0.1  # of the time, that drawing takes
@@ -107,7 +108,8 @@ class MarkdownView:
     def __init__(self, console: Console, form: ReasoningFormat | None = None) -> None:
         self._console, self._form = console, form
         self._text = ""
-        self._reasoning: ReasoningStream | None = None
+        self._num_printed = 0  # lines
+        self._reasoning: Splitter | CallsWithin | None = None
         self._num_thoughts = 0  # tokens
         self._has_thought = False
         self._live = Live(Text("…"), console=console, auto_refresh=False, transient=True)
