@@ -60,7 +60,7 @@ _DEAR_SCHEMA = re.compile(
 )
 KINDS = {
     "json_schema": GrammarKind(
-        _read_schema,
+        lambda value: json.dumps({"type": "object"} if value is True else value),
         20_000,
         _DEAR_SCHEMA,
         _compile_schema,
