@@ -348,7 +348,6 @@ MOST_LINES = {"runtime": 48_761, "export": 22_961, "bench": 5_835, "tests": 45_9
 LONG_FILES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {}
 MANY_FIELDS: dict[str, int] = {
-    "Decoder": 27,
     "GenerationConfig": 38,
     "GenerationOptions": 38,
     "Stats": 17,

@@ -112,7 +112,7 @@ def _logits_in_onnx(folder: Path, model: Path, texts: list[list[int]]) -> list[N
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(folder / "model.onnx", options, providers=["CPUExecutionProvider"])
     decoder, made = open_weights(model, is_gguf=True).decoder, []
-    empty = np.zeros((1, decoder.num_kv_heads, 0, decoder.head_size), np.float32)
+    empty = np.zeros((1, decoder.sizes.num_kv_heads, 0, decoder.sizes.head_size), np.float32)
     for token_ids in texts:
         inputs = {port.name: empty for port in session.get_inputs() if port.name.startswith("past_key_values")}
         inputs |= {"input_ids": np.array([token_ids]), "attention_mask": np.ones((1, len(token_ids)), np.int64)}

@@ -156,7 +156,7 @@ def test_the_graph_has_the_form_that_the_runtime_expects(name: str, tmp_path: Pa
         return
     if decoder.states or products or decoder.arch.varied or decoder.arch.ungated or decoder.arch.layers == "parallel":
         return
-    for i, layer in enumerate(projections_of(graph, count, attended=decoder.num_heads * decoder.head_size)):
+    for i, layer in enumerate(projections_of(graph, count, attended=decoder.num_heads * decoder.sizes.head_size)):
         queries, keys, values = (layer[name] for name in ATTENTION[:3])  # one product, if they have one form
         assert queries.node == keys.node == values.node
         shapes = [weights.matrix(layer_name(i, name)).shape for name in ATTENTION[:3]]
@@ -355,23 +355,23 @@ def write_gguf(
     writer.add_embedding_length(decoder.hidden_size)
     is_hybrid_granite = name == "granitemoehybrid"  # whose shared expert's size is another key
     if "shared_intermediate_size" in config and not is_hybrid_granite:
-        writer.add_expert_shared_feed_forward_length(decoder.mlp_size)
+        writer.add_expert_shared_feed_forward_length(decoder.sizes.mlp_size)
     wide = decoder.experts.size if decoder.experts else 0
-    widths = [decoder.mlp_size * (kind == MLP) + wide * (kind == MOE) for kind in kinds]
-    width = config["intermediate_size"] if "shared_intermediate_size" in config else decoder.mlp_size
+    widths = [decoder.sizes.mlp_size * (kind == MLP) + wide * (kind == MOE) for kind in kinds]
+    width = config["intermediate_size"] if "shared_intermediate_size" in config else decoder.sizes.mlp_size
     if not form.varied:
         writer.add_feed_forward_length(widths if decoder.blocks else width)
     writer.add_head_count(decoder.num_heads)
-    kv_heads = [decoder.num_kv_heads if kind in ("", "attention") else 0 for kind in kinds]
+    kv_heads = [decoder.sizes.num_kv_heads if kind in ("", "attention") else 0 for kind in kinds]
     if form.varied:
         add_varied_sizes(writer, decoder, config)
     elif form.attention.latent:
         add_latent_sizes(writer, decoder, config, old=old)
     else:
         writer.add_head_count_kv(
-            kv_heads if decoder.states and form.attention.gate != "queries" else decoder.num_kv_heads
+            kv_heads if decoder.states and form.attention.gate != "queries" else decoder.sizes.num_kv_heads
         )
-        writer.add_key_length(decoder.head_size)
+        writer.add_key_length(decoder.sizes.head_size)
     add_sizes(writer, decoder, config)
     if "conv_L_cache" in config:
         writer.add_shortconv_l_cache(config["conv_L_cache"])
@@ -404,8 +404,8 @@ def write_gguf(
     if growth := rope.get("llama_4_scaling_beta"):
         writer.add_attn_temperature_scale(growth)
         writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
-    if decoder.logit_cap:
-        writer.add_final_logit_softcapping(decoder.logit_cap)
+    if decoder.scales.logit_cap:
+        writer.add_final_logit_softcapping(decoder.scales.logit_cap)
     if form.name.startswith("granite"):
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_embedding_scale(config["embedding_multiplier"])
@@ -421,7 +421,8 @@ def write_gguf(
         writer.add_logit_scale(config["output_multiplier"])
         for i in range(len(decoder.layers)):
             for part, weight in (("q", config["qk_scale_factor"]), ("k", 1)):
-                writer.add_tensor(f"blk.{i}.attn_{part}_norm.weight", np.full(decoder.head_size, weight, np.float32))
+                scale = np.full(decoder.sizes.head_size, weight, np.float32)
+                writer.add_tensor(f"blk.{i}.attn_{part}_norm.weight", scale)
     for weight, array in tensors.items():
         values = array.astype(np.float32)
         if (
@@ -434,7 +435,7 @@ def write_gguf(
             and ".self_attn." in weight
             and weight.split(".")[-2] in "q_proj k_proj"
         ):
-            heads = decoder.num_heads if ".q_proj." in weight else decoder.num_kv_heads
+            heads = decoder.num_heads if ".q_proj." in weight else decoder.sizes.num_kv_heads
             halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
             values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
         if ".conv.conv." in weight:
@@ -824,7 +825,7 @@ def test_files_with_factors_of_long_texts(parts: tuple[str, ...], llama_file: Pa
     factors = {f"rope_factors_{part}.weight": np.linspace(1, 2 + len(part), 8, dtype=np.float32) for part in parts}
     metadata = {"llama.rope.scaling.original_context_length": 128}
     found = open_weights(changed_gguf(llama_file, tmp_path / "long.gguf", metadata, factors), is_gguf=True).decoder
-    assert (found.long_from, found.context_length) == ((128, None) if "long" in parts else (0, 128))
+    assert (found.limits.long_from, found.limits.length) == ((128, None) if "long" in parts else (0, 128))
 
 
 DIVISORS = np.linspace(1, 8, 8, dtype=np.float32)

@@ -40,12 +40,12 @@ def test_heads_start_from_layers_with_attention(name: str, tmp_path: Path) -> No
     packed = pack(weights, "fp32", tmp_path / "main" / "openvino_model.bin", lambda _: None)
     save(*build(decoder, weights, packed), tmp_path / "main" / "openvino_model.xml")
     written = ov.Core().read_model(tmp_path / "main" / "openvino_model.xml")
-    graph = MainGraph(written, Path(), len(decoder.layers), decoder.num_heads, decoder.head_size)
+    graph = MainGraph(written, Path(), len(decoder.layers), decoder.num_heads, decoder.sizes.head_size)
     found = graph.starting_layer(ATTENDING[name])
     layer = model.model.layers[ATTENDING[name]]
     queries = layer.self_attn.q_proj.weight.detach().numpy()
     if decoder.arch.attention.gate == "queries":  # the rows of a head's gate follow those of its queries
-        queries = queries.reshape(decoder.num_heads, 2, decoder.head_size, -1)[:, 0].reshape(-1, queries.shape[1])
+        queries = queries.reshape(decoder.num_heads, 2, decoder.sizes.head_size, -1)[:, 0].reshape(-1, queries.shape[1])
     assert np.array_equal(found["self_attn.q_proj.weight"], queries)
     keys = layer.self_attn.k_proj.weight.detach().numpy()
     assert np.array_equal(found["self_attn.k_proj.weight"], keys)

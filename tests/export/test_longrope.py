@@ -30,7 +30,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     model = make_model("phi3", sliding_window=None, original_max_position_embeddings=LIMIT, rope_parameters=ROPE)
     model.save_pretrained(folder)
     weights = open_weights(folder, is_gguf=False)
-    assert (weights.decoder.long_from, weights.decoder.context_length) == (LIMIT, None)
+    assert (weights.decoder.limits.long_from, weights.decoder.limits.length) == (LIMIT, None)
     packed = pack(weights, "fp32", folder / "model.bin", lambda _: None)
     save(*build(weights.decoder, weights, packed), folder / "model.xml")
     return model, folder / "model.xml"

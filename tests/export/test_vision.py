@@ -224,7 +224,7 @@ def test_what_gemma_3_leaves_out_is_transformers(checkpoint: Any, tmp_path: Path
     config = read_config(folder)
     assert (config["architectures"], config["model_type"]) == (["Gemma3ForCausalLM"], "gemma3_text")
     decoder = describe(config)
-    assert (decoder.num_heads, decoder.head_size, decoder.windows[:6]) == (8, 256, [*[1024] * 5, 0])
+    assert (decoder.num_heads, decoder.sizes.head_size, decoder.windows[:6]) == (8, 256, [*[1024] * 5, 0])
     assert geometry_of_config(config, folder).logits_width == 262_208
 
 

@@ -23,11 +23,11 @@ def add_sizes(writer: gguf.GGUFWriter, decoder: Decoder, config: dict[str, Any])
         writer.add_ssm_group_count(state.num_key_heads)
         writer.add_full_attention_interval(config.get("full_attention_interval", 4))
         if decoder.experts:
-            writer.add_expert_shared_feed_forward_length(decoder.mlp_size)
+            writer.add_expert_shared_feed_forward_length(decoder.sizes.mlp_size)
     elif isinstance(state, SelectiveSSM):
         writer.add_ssm_state_size(state.state_size)
         writer.add_ssm_group_count(state.num_groups)
-        of_experts = next((layer.sizes.mlp_size for layer in decoder.layers if layer.experts), decoder.mlp_size)
+        of_experts = next((layer.sizes.mlp_size for layer in decoder.layers if layer.experts), decoder.sizes.mlp_size)
         writer.add_expert_shared_feed_forward_length(of_experts)
         writer.add_rope_scaling_finetuned(False)
     else:
@@ -47,7 +47,7 @@ def add_varied_sizes(writer: gguf.GGUFWriter, decoder: Decoder, config: dict[str
     writer.add_head_count_kv(heads if len({*heads}) > 1 else heads[0])
     writer.add_key_length(sizes[False].head_size)
     writer.add_shared_kv_layers(config["num_kv_shared_layers"])
-    writer.add_embedding_length_per_layer_input(decoder.layer_input_size)
+    writer.add_embedding_length_per_layer_input(decoder.layer_embedding.width if decoder.layer_embedding else 0)
     if decoder.streams:
         writer.add_altup_num_inputs(decoder.streams.count)
         writer.add_altup_active_idx(decoder.streams.active)

@@ -236,7 +236,7 @@ def why_not_onnx(decoder: Decoder) -> str | None:
         return "layers with a state that every token changes"
     if decoder.arch.attention.normed_after_rope:
         return "norms between rotation and attention"
-    if decoder.query_growth:
+    if decoder.query_growth is not None:
         return "queries that grow with their position"
     if decoder.arch.attention.gate in ("matrix", "heads"):
         return "gates after attention"

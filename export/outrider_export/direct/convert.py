@@ -48,12 +48,13 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
         weights.merge(read_adapter(Path(job["adapter"])))
     output = Path(job["output"])
     output.mkdir(parents=True)
-    limit = decoder.context_length or (decoder.long_from if job["format"] == "onnx" else 0)
+    limits = decoder.limits
+    limit = limits.length or (limits.long_from if job["format"] == "onnx" else 0)
     if limit:
-        section = "Llama 4" if decoder.chunk else "LongRoPE"
+        section = "Llama 4" if limits.chunk else "LongRoPE"
         progress.note(f"Its context length is {limit:,}: see '{section}' in docs/models.md.")
-    elif decoder.long_from:
-        progress.note(f"Texts of more than {decoder.long_from:,} tokens are rotated otherwise: see docs/models.md.")
+    elif limits.long_from:
+        progress.note(f"Texts of more than {limits.long_from:,} tokens are rotated otherwise: see docs/models.md.")
     whole = {} if job["gguf"] else read_json(Path(job["model"]) / "config.json")
     if job.get("vision") and job["layout"] == "qwen":
         with configuring(Path(job["model"]) / "config.json"):
@@ -74,7 +75,7 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
         save(*build(decoder, weights, packed), output / "openvino_model.xml")
     if job.get("vision"):
         write_encoder(Path(job["model"]), whole, job["layout"], Path(job["vision"]), job["weights"])
-    layers = describe_layers(decoder) | ({"context_length": limit} if limit else {"long_from": decoder.long_from})
+    layers = describe_layers(decoder) | ({"context_length": limit} if limit else {"long_from": limits.long_from})
     return {"tied_embeddings": weights.is_tied, "layers": layers}
 
 
@@ -103,7 +104,7 @@ def _write_onnx(weights: Weights, job: dict[str, Any], output: Path, progress: P
             f"Each head of this model rotates {decoder.rotary_size} numbers, ONNX Runtime a multiple of {_ROTATED}: "
             "leave out --format onnx to have it run by OpenVINO."
         )
-    limit = decoder.context_length or decoder.long_from
+    limit = decoder.limits.length or decoder.limits.long_from
     rotations = onnx_graph.rotations(decoder.ropes, limit or job["geometry"]["context_length"])
     path, keep_finer = output / f"{MODEL}.data", not job.get("is_draft")
     packed, others = onnx_pack.pack(weights, job["weights"], path, progress.advance, rotations, keep_finer=keep_finer)
@@ -137,7 +138,7 @@ def describe_layers(decoder: Decoder) -> dict[str, Any]:
     }  # fmt: skip
     found |= {"layer_states": decoder.states} if decoder.states else {}
     if decoder.blocks is not None:
-        found |= {"num_layers": len(decoder.layers), "head_size": decoder.head_size}
+        found |= {"num_layers": len(decoder.layers), "head_size": decoder.sizes.head_size}
     if decoder.latent is not None:
         sizes = decoder.layers[0].sizes
         found |= {"num_kv_heads": sizes.num_kv_heads, "head_size": sizes.head_size, "value_size": sizes.value_size}

@@ -53,48 +53,62 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Decoder:
-    """A decoder without its weights.
+class Scales:
+    """Factors of a decoder's numbers."""
 
-    eps: of norms. after_eps: of those after attention and feed-forward part. attention_scale: of products of queries
-    and keys. embedding_scale, residual_scale, logit_scale: of embeddings, of what each part adds to the residual
-    stream, of logits. logit_cap: logits become cap · tanh(logits / cap); 0 for none. query_growth, query_step,
-    query_offset: queries are multiplied by 1 + growth · ln(1 + ⌊(position + offset) / step⌋). chunk: tokens that some
-    layers attend within, so that the context ends there; 0 if all attend to all. context_length: in tokens, where it is
-    not config.json's. long_from: texts with more tokens rotate by `Rope.long`; 0 if none does. num_kv_heads, head_size,
-    mlp_size: of a layer with a sliding window, where layers differ. layer_input_size: numbers of the embedding that
-    each layer has of its own; 0 if there is none. layer_vocabulary: how many tokens have one, the first of the
-    vocabulary; 0 for all. blocks: the numbers of the layers' parts in files, where these are not those of the layers.
-    streams: of the residual, where a token has several.
-    """
+    attention: float  # of products of queries and keys
+    embedding: float
+    residual: float  # of what each part adds to the residual stream
+    logits: float
+    logit_cap: float  # logits become cap · tanh(logits / cap); 0 for none
+
+
+@dataclass(frozen=True)
+class QueryGrowth:
+    """Queries are multiplied by 1 + growth · ln(1 + ⌊(position + offset) / step⌋)."""
+
+    growth: float
+    step: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class ContextLimits:
+    """How far a decoder's rotations and its attention hold, in tokens."""
+
+    length: int | None  # the context's, where it is not config.json's
+    chunk: int  # that some layers attend within, so that the context ends there; 0 if all attend to all
+    long_from: int  # longer texts rotate by `Rope.long`; 0 if none does
+
+
+@dataclass(frozen=True)
+class LayerEmbedding:
+    """The embedding that each layer has of its own."""
+
+    width: int
+    num_tokens: int  # that have one, the first of the vocabulary; 0 for all
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A decoder without its weights."""
 
     arch: Arch
     hidden_size: int
     num_heads: int
-    num_kv_heads: int
-    head_size: int
-    mlp_size: int
-    eps: float
-    after_eps: float
+    sizes: LayerSizes  # of a layer with a sliding window, where layers differ
+    eps: float  # of norms
+    after_eps: float  # of norms after attention and feed-forward part
     activation: str
     ropes: Mapping[str, Rope]
     layers: tuple[Layer, ...]
-    attention_scale: float
-    embedding_scale: float = 1.0
-    residual_scale: float = 1.0
-    logit_scale: float = 1.0
-    logit_cap: float = 0.0
-    query_growth: float = 0.0
-    query_step: int = 1
-    query_offset: int = 0
-    tied: bool = False
-    context_length: int | None = None
-    chunk: int = 0
-    long_from: int = 0
-    layer_input_size: int = 0
-    layer_vocabulary: int = 0
-    blocks: Blocks | None = None
-    streams: Streams | None = None
+    scales: Scales
+    query_growth: QueryGrowth | None
+    tied: bool
+    limits: ContextLimits
+    layer_embedding: LayerEmbedding | None
+    blocks: Blocks | None  # the numbers of the layers' parts in files, where these are not those of the layers
+    streams: Streams | None  # of the residual, where a token has several
 
     def in_file(self, name: str) -> str:
         """A tensor's or a module's name with the number that its part has in files."""

@@ -12,7 +12,7 @@ from typing import Any
 from outrider.bundle.fields import MOST_LAYERS, MOST_WIDTH
 from outrider_export.direct.arch import Arch, NotDirect
 from outrider_export.direct.archs import ARCHS
-from outrider_export.direct.decoder import Decoder, Layer
+from outrider_export.direct.decoder import ContextLimits, Decoder, Layer, LayerEmbedding, QueryGrowth, Scales
 from outrider_export.direct.experts import experts_of
 from outrider_export.direct.latent import Latent, dense_layers, latent_of, scale_of
 from outrider_export.direct.rope import Rope, rope_of
@@ -116,34 +116,31 @@ def _decoder(arch: Arch, config: dict[str, Any], activation: str) -> Decoder:
         scale = config.get("attention_multiplier") or config.get("query_pre_attn_scalar", sizes.head_size) ** -0.5
     hidden = int(config["hidden_size"])
     eps = float(config.get("rms_norm_eps", 1e-6) if arch.norms.kind == "rms" else config["layer_norm_eps"])
-    growth, step, offset = _query_growth(arch, config)
+    embedding_scale = config.get("embedding_multiplier", hidden**0.5 if arch.embedding == "scaled" else 1.0)
+    inputs = int(config.get("hidden_size_per_layer_input", 0))
+    with_inputs = int(config.get("vocab_size_per_layer_input", 0)) if arch.layers == "streams" else 0
     return Decoder(
         arch=arch,
         hidden_size=hidden,
         num_heads=int(config["num_attention_heads"]),
-        num_kv_heads=sizes.num_kv_heads,
-        head_size=sizes.head_size,
-        mlp_size=sizes.mlp_size,
+        sizes=sizes,
         eps=eps,
         after_eps=float(config.get("post_norm_eps", eps)),
         activation=activation,
         ropes=ropes,
         layers=layers,
-        attention_scale=float(scale) * float(config.get("qk_scale_factor", 1.0)),
-        embedding_scale=float(config.get("embedding_multiplier", hidden**0.5 if arch.embedding == "scaled" else 1.0)),
-        residual_scale=float(config.get("residual_multiplier", 1.0)),
-        logit_scale=float(config.get("output_multiplier", 1.0)) / float(config.get("logits_scaling", 1.0)),
-        logit_cap=float(config.get("final_logit_softcapping", 0.0)),
-        query_growth=growth,
-        query_step=step,
-        query_offset=offset,
+        scales=Scales(
+            attention=float(scale) * float(config.get("qk_scale_factor", 1.0)),
+            embedding=float(embedding_scale),
+            residual=float(config.get("residual_multiplier", 1.0)),
+            logits=float(config.get("output_multiplier", 1.0)) / float(config.get("logits_scaling", 1.0)),
+            logit_cap=float(config.get("final_logit_softcapping", 0.0)),
+        ),
+        query_growth=_query_growth(arch, config),
         tied=bool(config.get("tie_word_embeddings", False)),
-        context_length=None if has_long else limit,
-        chunk=chunk,
-        long_from=limit if has_long and limit else 0,
+        limits=ContextLimits(None if has_long else limit, chunk, limit if has_long and limit else 0),
+        layer_embedding=LayerEmbedding(inputs, with_inputs) if inputs else None,
         blocks=blocks,
-        layer_input_size=int(config.get("hidden_size_per_layer_input", 0)),
-        layer_vocabulary=int(config.get("vocab_size_per_layer_input", 0)) if arch.layers == "streams" else 0,
         streams=streams_of(config) if arch.layers == "streams" else None,
     )
 
@@ -233,19 +230,19 @@ def _mlp_size(config: Mapping[str, Any]) -> int:
     return size
 
 
-def _query_growth(arch: Arch, config: Mapping[str, Any]) -> tuple[float, int, int]:
-    """How queries grow with their position, as Llama 4 and Ministral 3: growth, step and offset; see `Decoder`."""
+def _query_growth(arch: Arch, config: Mapping[str, Any]) -> QueryGrowth | None:
+    """How queries grow with their position, as Llama 4 and Ministral 3."""
     if arch.attention.chunked:
         growth, step = float(config["attn_scale"]), int(config["floor_scale"])
         if growth < 0 or step < 1:
             raise ValueError(f"attn_scale={growth} with floor_scale={step}")
-        return (growth if config["attn_temperature_tuning"] else 0.0), step, 1
+        return QueryGrowth(growth, step, 1) if growth and config["attn_temperature_tuning"] else None
     rope = config.get("rope_parameters") or {}
     growth = float(rope.get("llama_4_scaling_beta") or 0.0)
     step = int(rope["original_max_position_embeddings"]) if growth else 1
     if growth < 0 or step < 1:
         raise ValueError(f"llama_4_scaling_beta={growth} with original_max_position_embeddings={step}")
-    return growth, step, 0
+    return QueryGrowth(growth, step, 0) if growth else None
 
 
 def _states(config: Mapping[str, Any]) -> list[State | None]:

@@ -18,7 +18,7 @@ from openvino.utils.node_factory import NodeFactory
 
 from outrider.models.backends.nodes import END, floats, integer, ints, parameter, result, transposed
 from outrider_export.direct.altup import AltUp
-from outrider_export.direct.decoder import OUTPUT_GATE, Decoder, Layer
+from outrider_export.direct.decoder import OUTPUT_GATE, Decoder, Layer, QueryGrowth
 from outrider_export.direct.feed_forward import FeedForward
 from outrider_export.direct.latent import EPS, K_B, KV_A, KV_NORM, Q_A, Q_B, Q_NORM, V_B, Latent, Q
 from outrider_export.direct.layer_inputs import all_inputs, input_of
@@ -59,7 +59,7 @@ class _Builder:
         self.batch = ops.gather(ops.shape_of(self.input_ids, "i64"), ints(0), integer(0))
         self.masks = Masks(self.input_ids, self.attention_mask)
         self.rotations = {kind: self._rotation(rope) for kind, rope in decoder.ropes.items()}
-        self.growth = self._growth() if decoder.query_growth else None
+        self.growth = None if decoder.query_growth is None else self._growth(decoder.query_growth)
         self.sinks: list[ov.Node] = []
         self.states = States(self.batch, self.beam_idx, self.sinks)
         self.stored: list[Stored] = []
@@ -78,19 +78,19 @@ class _Builder:
         stream.set_friendly_name(f"__module.{EMBEDDING}/aten::embedding/Gather")
         if decoder.arch.embedding == "normed":
             stream = rms_norm(stream, None, decoder.eps)
-        stream = _scaled(stream, decoder.embedding_scale)
-        if decoder.layer_input_size:
+        stream = _scaled(stream, decoder.scales.embedding)
+        if (own := decoder.layer_embedding) is not None:
             found = ops.matmul(stream, self._matrix(LAYER_INPUTS), False, True)
-            self.inputs = all_inputs(decoder, self.weights, self.input_ids, self._matrix(LAYER_EMBEDDING), found)
+            self.inputs = all_inputs(decoder, own, self.weights, self.input_ids, self._matrix(LAYER_EMBEDDING), found)
         stream = stream if self.altup is None else self.altup.begun(stream)
         for i, layer in enumerate(decoder.layers):
             stream = self._layer(i, layer, stream)
         stream = stream if self.altup is None else self.altup.ended(stream)
         last = self._norm(FINAL_NORM, stream)
         matrix = self._matrix(HEAD) if HEAD in self.packed else embedding
-        logits = _scaled(self._biased(HEAD, ops.matmul(last, matrix, False, True)), decoder.logit_scale)
-        if decoder.logit_cap:
-            logits = _scaled(ops.tanh(_scaled(logits, 1 / decoder.logit_cap)), decoder.logit_cap)
+        logits = _scaled(self._biased(HEAD, ops.matmul(last, matrix, False, True)), decoder.scales.logits)
+        if decoder.scales.logit_cap:
+            logits = _scaled(ops.tanh(_scaled(logits, 1 / decoder.scales.logit_cap)), decoder.scales.logit_cap)
         inputs = [self.input_ids, self.attention_mask, self.position_ids, self.beam_idx]
         model = ov.Model(
             [result("logits", logits)], self.sinks, [*inputs, *(node for node, _ in self.stored)], "decoder"
@@ -111,7 +111,7 @@ class _Builder:
 
     def _computed(self, i: int, layer: Layer, stream: ov.Node) -> ov.Node:
         """The residual stream after attention, or a state, and the feed-forward part."""
-        norms, scale = self.decoder.arch.norms, self.decoder.residual_scale
+        norms, scale = self.decoder.arch.norms, self.decoder.scales.residual
         read = self._norm(layer_name(i, norms.before_attention), stream)
         attended = self._norm(layer_name(i, norms.after_attention), self._mixed(i, layer, read), self.decoder.after_eps)
         if self.decoder.arch.layers == "parallel":
@@ -175,7 +175,7 @@ class _Builder:
             self.caches[i] = self._keys_and_values(i, layer, x)
         cached = self.caches[i if sizes.keys_of is None else sizes.keys_of]
         keys, values = (self._repeated(each, sizes) for each in cached)
-        scale = floats(decoder.attention_scale)
+        scale = floats(decoder.scales.attention)
         sinks = self.weights.vector(f"{layer_name(i, 'self_attn.sinks')}.weight")
         parts = [queries, keys, values, self.masks.of(layer.window), scale]
         if sinks is None:
@@ -235,7 +235,7 @@ class _Builder:
 
     def _gated(self, projected: ov.Node) -> tuple[ov.Node, ov.Node]:
         """Queries and gates, both [batch, tokens, heads · size], of a product with those of each head side by side."""
-        heads, size = self.decoder.num_heads, self.decoder.head_size
+        heads, size = self.decoder.num_heads, self.decoder.sizes.head_size
         both = ops.reshape(projected, ints(0, 0, heads, 2 * size), special_zero=True)
         queries, gate = (
             ops.reshape(part, ints(0, 0, heads * size), special_zero=True)
@@ -322,13 +322,13 @@ class _Builder:
         )
         return cosines, sines
 
-    def _growth(self) -> ov.Node:
+    def _growth(self, growth: QueryGrowth) -> ov.Node:
         """What queries are multiplied by, float32 [batch, 1, tokens, 1]."""
         positions = ops.convert(unsqueezed(self.position_ids, 1, 3), "f32")
-        if self.decoder.query_offset:
-            positions = ops.add(positions, floats(self.decoder.query_offset))
-        steps = ops.floor(ops.divide(positions, floats(self.decoder.query_step)))
-        grown = _scaled(ops.log(ops.add(steps, floats(1))), self.decoder.query_growth)
+        if growth.offset:
+            positions = ops.add(positions, floats(growth.offset))
+        steps = ops.floor(ops.divide(positions, floats(growth.step)))
+        grown = _scaled(ops.log(ops.add(steps, floats(1))), growth.growth)
         return ops.add(grown, floats(1))
 
     def _rotated(self, x: ov.Node, layer: Layer, size: int) -> ov.Node:

@@ -79,7 +79,7 @@ class _Builder:
     def model(self) -> Any:
         decoder, helper = self.decoder, self.onnx.helper
         lengths = self._lengths()
-        stream = self._scaled("embedding_scale", self._embedding(), decoder.embedding_scale)
+        stream = self._scaled("embedding_scale", self._embedding(), decoder.scales.embedding)
         norms = decoder.arch.norms
         firsts = [layer_name(i, norms.before_attention) for i in range(len(decoder.layers))] + [FINAL_NORM]
         read = self._norm(firsts[0], stream)
@@ -90,7 +90,7 @@ class _Builder:
             stream, read = self._added(stream, fed, firsts[i + 1])
         self._logits(read)
         caches = [f"{i}.{half}" for i in range(len(decoder.layers)) for half in ("key", "value")]
-        heads, size, width = decoder.num_kv_heads, decoder.head_size, self.packed[self._head].shape[0]
+        heads, size, width = decoder.sizes.num_kv_heads, decoder.sizes.head_size, self.packed[self._head].shape[0]
 
         def port(name: str, kind: int, *shape: int | str) -> Any:
             return helper.make_tensor_value_info(name, kind, shape)
@@ -161,7 +161,7 @@ class _Builder:
 
     def _attention(self, i: int, layer: Layer, x: str, lengths: tuple[str, str]) -> str:
         decoder = self.decoder
-        heads, kv_heads = decoder.num_heads, decoder.num_kv_heads
+        heads, kv_heads = decoder.num_heads, decoder.sizes.num_kv_heads
         if packed_name(i) in self.packed:
             rows = [self._product(packed_name(i), x, self._bias_of_packed(i)), "", ""]
         else:
@@ -181,23 +181,23 @@ class _Builder:
             more=caches[2:],
             num_heads=heads,
             kv_num_heads=kv_heads,
-            scale=decoder.attention_scale,
+            scale=decoder.scales.attention,
             do_rotary=int(bool(rotation)),
         )
         return self._project(i, "self_attn.o_proj", found)
 
     def _bias_of_packed(self, i: int) -> NDArray[np.float32] | None:
         """The biases of queries, keys and values; zeros for those that have none; None if no one has any."""
-        heads = self.decoder.num_heads, self.decoder.num_kv_heads, self.decoder.num_kv_heads
+        heads = self.decoder.num_heads, self.decoder.sizes.num_kv_heads, self.decoder.sizes.num_kv_heads
         found = [self.weights.vector(f"{layer_name(i, part)}.bias") for part in ATTENTION[:3]]
         if all(each is None for each in found):
             return None
-        zeros = [np.zeros(count * self.decoder.head_size, np.float32) for count in heads]
+        zeros = [np.zeros(count * self.decoder.sizes.head_size, np.float32) for count in heads]
         return np.concatenate([none if each is None else each for each, none in zip(found, zeros, strict=True)])
 
     def _normed(self, i: int, kind: str, x: str, num_heads: int) -> str:
         """Queries or keys [batch, tokens, width] after their norm, if they have one: of each head, or of all."""
-        name, size = layer_name(i, f"self_attn.{kind}_norm"), self.decoder.head_size
+        name, size = layer_name(i, f"self_attn.{kind}_norm"), self.decoder.sizes.head_size
         weight = self.weights.vector(f"{name}.weight")
         if weight is None or len(weight) != size:
             return x if weight is None else self._norm(name, x)
@@ -218,7 +218,7 @@ class _Builder:
     def _added(self, stream: str, x: str, norm: str) -> tuple[str, str]:
         """The residual stream with x added, and what the next part reads of it, after a norm."""
         total = f"{x}/sum"
-        x = self._scaled(f"{x}/scaled", x, self.decoder.residual_scale)
+        x = self._scaled(f"{x}/scaled", x, self.decoder.scales.residual)
         if norm.endswith(".") or self.decoder.arch.norms.kind != "rms":
             return self._node("Add", total, stream, x), self._norm(norm, total)
         read = self._node(
@@ -248,10 +248,10 @@ class _Builder:
     def _logits(self, x: str) -> None:
         decoder = self.decoder
         found = self._product(self._head, x, self.weights.vector(f"{HEAD}.bias"))
-        found = self._scaled("logit_scale", found, decoder.logit_scale)
-        if decoder.logit_cap:
-            found = self._node("Tanh", "logit_tanh", self._scaled("logit_share", found, 1 / decoder.logit_cap))
-            found = self._scaled("logit_cap", found, decoder.logit_cap)
+        found = self._scaled("logit_scale", found, decoder.scales.logits)
+        if decoder.scales.logit_cap:
+            found = self._node("Tanh", "logit_tanh", self._scaled("logit_share", found, 1 / decoder.scales.logit_cap))
+            found = self._scaled("logit_cap", found, decoder.scales.logit_cap)
         self.nodes[-1].output[0] = "logits"
 
     @property

@@ -213,14 +213,14 @@ def matrices_of(weights: Weights) -> list[str]:
         for part in (
             *(layer.attention if layer.state is None else layer.state.matrices),
             *([OUTPUT_GATE] if layer.state is None and decoder.arch.attention.gate in ("matrix", "heads") else ()),
-            *((LAYER_GATE, LAYER_PROJECTION) if decoder.layer_input_size else ()),
+            *((LAYER_GATE, LAYER_PROJECTION) if decoder.layer_embedding else ()),
             *((StreamPart.LAUREL_LEFT, StreamPart.LAUREL_RIGHT) if decoder.streams else ()),
             *decoder.feed_forward_of(layer),
             *(() if layer.experts is None else layer.experts.shapes),
         )
     ]
     own_head = weights.proposed is not None or not weights.is_tied
-    of_layers = [LAYER_EMBEDDING, LAYER_INPUTS] if decoder.layer_input_size else []
+    of_layers = [LAYER_EMBEDDING, LAYER_INPUTS] if decoder.layer_embedding else []
     of_streams = decoder.streams.matrices if decoder.streams else []
     return [EMBEDDING, *of_layers, *of_streams, *layers, *([HEAD] if own_head else [])]
 

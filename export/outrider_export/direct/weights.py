@@ -292,7 +292,7 @@ class Weights(ABC):
         attended, keys = decoder.num_heads * sizes.head_size, sizes.num_kv_heads * sizes.head_size
         queries = 2 * attended if decoder.arch.attention.gate == "queries" else attended
         gates = decoder.num_heads if decoder.arch.attention.gate == "heads" else attended
-        inputs = decoder.layer_input_size
+        inputs = 0 if decoder.layer_embedding is None else decoder.layer_embedding.width
         if decoder.streams is not None:
             of_streams = decoder.streams.shapes(hidden)
             if (name := part if part in of_streams else module) in of_streams:
@@ -353,8 +353,9 @@ class Weights(ABC):
         _, span = place_of(name, self.decoder)
         if self.decoder.latent is not None:
             return rows_in_checkpoint(layer_of(name)[1], self.decoder.latent, self.decoder.num_heads)[1]
-        heads = {"q_proj": self.decoder.num_heads, "k_proj": self.decoder.num_kv_heads}.get(name.rsplit(".", 1)[-1])
-        order = halves_order(heads, self.decoder.head_size, self.decoder.rotary_size) if heads else None
+        sizes = self.decoder.sizes
+        heads = {"q_proj": self.decoder.num_heads, "k_proj": sizes.num_kv_heads}.get(name.rsplit(".", 1)[-1])
+        order = halves_order(heads, sizes.head_size, self.decoder.rotary_size) if heads else None
         if not self._interleaved or order is None:
             return None if span is None else np.arange(count)[span]
         return np.arange(count)[span or slice(None)][order]
@@ -382,9 +383,10 @@ def place_of(name: str, decoder: Decoder) -> tuple[str, slice | None]:
     if decoder.latent is not None and (i := layer_of(name)[0]) is not None:
         return layer_name(i, rows_in_checkpoint(layer_of(name)[1], decoder.latent, decoder.num_heads)[0]), None
     layer, _, part = name.rpartition(".")
-    queries, keys = decoder.head_size * decoder.num_heads, decoder.head_size * decoder.num_kv_heads
+    sizes = decoder.sizes
+    queries, keys = sizes.head_size * decoder.num_heads, sizes.head_size * sizes.num_kv_heads
     fused = {"q_proj": (0, queries), "k_proj": (queries, keys), "v_proj": (queries + keys, keys)}
-    fused_mlp = {"gate_proj": (0, decoder.mlp_size), "up_proj": (decoder.mlp_size, decoder.mlp_size)}
+    fused_mlp = {"gate_proj": (0, sizes.mlp_size), "up_proj": (sizes.mlp_size, sizes.mlp_size)}
     for is_fused, parts, module in (
         (decoder.arch.matrices.fused, fused, "qkv_proj"),
         (decoder.arch.matrices.fused_mlp, fused_mlp, "gate_up_proj"),
