@@ -2,9 +2,9 @@
 
     bundle = import_bundle("qwen-onnx", "small-qwen-onnx", output="my-pair", file="onnx/model_q4.onnx")
 
-A model is a folder with tokenizer.json and either onnxruntime-genai's genai_config.json, which names the model's file
-and its inputs, or config.json and the model as onnx/model.onnx, onnx/model_q4.onnx and the like, as in the folders of
-onnx-community on the Hugging Face hub. The weights stay as they are; the graph gets a bundle's names and inputs, see
+A model is a folder with tokenizer.json and either onnxruntime-genai's genai_config.json, which names the model's file,
+or config.json and the model as onnx/model.onnx, onnx/model_q4.onnx and the like, as in the folders of
+onnx-community on the Hugging Face hub. The weights stay as they are; the graph gets a bundle's inputs, see
 `outrider_export.onnx.inputs`.
 """
 
@@ -26,15 +26,16 @@ from outrider_export.bundles.export import finish
 from outrider_export.describe.geometry import check_architecture, geometry_of_config, geometry_of_genai
 from outrider_export.describe.pairing import pair_vocabularies
 from outrider_export.describe.plan import TOKENIZER_BYTES, Plan, check_width
-from outrider_export.onnx.check import check_graph, check_onnx
-from outrider_export.onnx.files import MODEL, data_files, import_onnx, load, save
+from outrider_export.onnx.check import check_graph
+from outrider_export.onnx.files import data_files, import_onnx, load, save
 from outrider_export.onnx.graph import weights_of
-from outrider_export.onnx.inputs import add_default, add_extra_rows, add_rows, rename, write_shape
+from outrider_export.onnx.inputs import add_default, add_extra_rows, add_rows, write_head_size
 from outrider_export.progress import ForModel, Progress, Silent
 from outrider_export.sources.source import OTHER_TEMPLATES, TOKENIZER_FILES, Located, fetch, locate, read_json
 from outrider_export.target import Target, check_space
 from outrider_export.tokenizers.vocabulary import Vocabulary
 
+_NUM_LOGITS = "num_logits_to_keep"  # an input of newer models of onnx-community; 0 means all
 _CONFIGS = ("config.json", "generation_config.json", "genai_config.json")
 
 
@@ -44,7 +45,7 @@ class _Found:
 
     plan: Plan
     file: Path  # below plan.path
-    graph: Any  # the onnx.ModelProto, with a bundle's names and inputs
+    graph: Any  # the onnx.ModelProto, with a bundle's inputs
 
     @property
     def num_bytes(self) -> int:
@@ -125,13 +126,12 @@ def _look(role: str, source: Located, name: str | None, progress: Progress) -> _
     path = _choose(folder, name, genai)
     vocabulary = Vocabulary.of_folder(folder)
     graph = load(path)
-    rename(graph, _our_names(genai, geometry.num_layers))
-    _fill_in(graph)
-    check_graph(graph, path, geometry)
-    write_shape(graph, geometry)
+    if _NUM_LOGITS in (value.name for value in graph.graph.input):
+        add_default(graph, _NUM_LOGITS, 0)
+    check_graph(graph.graph, path, geometry)
+    write_head_size(graph.graph, geometry.head_size)
     add_rows(graph)
     add_extra_rows(graph)
-    data_files(graph, path.parent)
     plan = Plan(
         role, source, folder, "onnx", weights_of(graph), geometry, vocabulary, None, _with_eos(config, genai), 0
     )
@@ -155,33 +155,6 @@ def _choose(folder: Path, name: str | None, genai: dict[str, Any]) -> Path:
     return folder / chosen
 
 
-def _our_names(genai: dict[str, Any], num_layers: int) -> dict[str, str]:
-    """A bundle's name for each input and output that genai_config.json names."""
-    decoder = genai.get("model", {}).get("decoder", {})
-    names = {}
-    for ours, theirs in (
-        *((name, decoder.get("inputs", {}).get(name)) for name in ("input_ids", "attention_mask", "position_ids")),
-        ("logits", decoder.get("outputs", {}).get("logits")),
-    ):
-        names[theirs or ours] = ours
-    for kind, prefix, given in (
-        ("past", "past_key_values", decoder.get("inputs", {})),
-        ("present", "present", decoder.get("outputs", {})),
-    ):
-        for half in ("key", "value"):
-            ours = f"{prefix}.%d.{half}"
-            theirs = given.get(f"{kind}_{half}_names", ours)
-            names |= {theirs.replace("%d", str(i)): ours.replace("%d", str(i)) for i in range(num_layers)}
-    return names
-
-
-def _fill_in(graph: Any) -> None:
-    """Set the number of logits that newer models of onnx-community take to 0, which means all."""
-    name = "num_logits_to_keep"
-    if name in (value.name for value in graph.graph.input) and name not in (t.name for t in graph.graph.initializer):
-        add_default(graph, name, 0)
-
-
 def _with_eos(config: dict[str, Any], genai: dict[str, Any]) -> dict[str, Any]:
     """config.json with the EOS ids of both configurations."""
     given = [config.get("eos_token_id"), genai.get("model", {}).get("eos_token_id")]
@@ -201,7 +174,6 @@ def _take(model: _Found, tokenizer: str | None, bundle: Path, progress: Progress
 
     save(model.graph, model.file.parent, folder, copy_file)
     progress.advance(model.file.stat().st_size)
-    windows = check_onnx(folder / MODEL, plan.geometry)
     if tokenizer:
         convert_tokenizer(plan, bundle / tokenizer, False, progress)
     file = model.file.relative_to(plan.path).as_posix()
@@ -210,7 +182,7 @@ def _take(model: _Found, tokenizer: str | None, bundle: Path, progress: Progress
         folder=plan.role,
         format="onnx",
         weights=plan.weights,
-        geometry=msgspec.structs.replace(plan.geometry, sliding_windows=windows),
+        geometry=msgspec.structs.replace(plan.geometry, sliding_windows=(0,) * plan.geometry.num_layers),
         vocab_size=len(plan.vocabulary),
         vocab_sha256=plan.vocabulary.sha256,
         source=Source(id=plan.source.id, kind="onnx", revision=plan.source.revision, recipe=recipe),

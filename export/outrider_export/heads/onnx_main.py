@@ -13,8 +13,7 @@ from outrider.errors import ExportError, one_line
 from outrider.models.backends.taps import LAST, after_layers
 from outrider_export.heads.formats import EMBEDDING, MATRIX, HeadCheckpoint
 from outrider_export.onnx.files import OnnxWeights, load
-from outrider_export.onnx.graph import EXPORT_IT, FLOAT, find_head
-from outrider_export.onnx.inputs import rename
+from outrider_export.onnx.graph import EXPORT_IT, FLOAT, find_head, graphs_of
 from outrider_export.onnx.matrices import dequantise
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def add_outputs(model: Any, found: dict[str, Place], names: Iterable[str], width
 
     graph = model.graph
     there = {value.name for value in graph.output}
-    for name in names:
+    for name in dict.fromkeys(names):  # of six layers, one is read twice
         node, i = found[name]
         if name in there:
             continue
@@ -82,10 +81,19 @@ def add_outputs(model: Any, found: dict[str, Place], names: Iterable[str], width
         if old := node.output[i]:
             for value in [value for value in graph.value_info if value.name == old]:
                 graph.value_info.remove(value)
-            rename(model, {old: name})
+            _rename(model, old, name)
         else:  # nothing has read it
             node.output[i] = name
         graph.output.append(helper.make_tensor_value_info(name, FLOAT, ["batch_size", "sequence_length", width]))
+
+
+def _rename(model: Any, old: str, new: str) -> None:
+    """Rename a tensor everywhere in the graph."""
+    for graph in graphs_of(model.graph):
+        for names in (each for node in graph.node for each in (node.input, node.output)):
+            if new in names:
+                raise ExportError(f"The model has a tensor of its own named {new}. {EXPORT_IT}")
+            names[:] = [new if name == old else name for name in names]
 
 
 _PIECE = 4096  # tokens whose embeddings are calculated at once

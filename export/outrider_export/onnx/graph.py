@@ -1,7 +1,7 @@
 """A decoder's ONNX graph and its properties.
 
     model = load(path)                                  # `files`: the graph alone; weights stay in their files
-    shape_of(model), weights_of(model)
+    weights_of(model)
     add_rows(model)                                     # `inputs`
     save(model, path.parent, folder)                    # `files`: model.onnx, model.onnx.data
     check_onnx(folder / "model.onnx", geometry)         # `check`
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from outrider.errors import ExportError
@@ -27,43 +26,6 @@ _PRODUCTS = ("MatMulNBits", "MatMulBnb4", "MatMul", "FusedMatMul")
 _ELEMENTWISE = ("Mul", "Div", "Add", "Sub", "Tanh", "Cast", "Identity")
 _BITS = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
 EXPORT_IT = "Export the model from its checkpoint instead: outrider export MODEL --format onnx."
-
-
-@dataclass(frozen=True)
-class OnnxShape:
-    """A model's shape from its graph; None for what the graph leaves open."""
-
-    num_layers: int  # that have a cache
-    num_heads: int | None
-    num_kv_heads: int | None  # also None if the layers differ
-    head_size: int | None
-    logits_width: int | None
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-
-def shape_of(model: Any) -> OnnxShape:
-    """The shape of a graph whose inputs and outputs have a bundle's names."""
-    graph = model.graph
-    inputs = {value.name: value for value in graph.input}
-    outputs = {value.name: value for value in graph.output}
-    nodes = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
-    keys = [value for name, value in inputs.items() if is_past(name) and name.endswith(".key")]
-    num_heads = _only({attribute_of(node, "num_heads") for node in nodes})
-    head_size = _only({dim_of(key, 3) for key in keys})
-    if head_size is None and nodes and num_heads:
-        written = {value.name: value for value in graph.value_info}
-        hidden = _only({dim_of(written.get(node.output[0]), 2) for node in nodes})
-        head_size = hidden // num_heads if hidden else None
-    return OnnxShape(
-        num_layers=len(keys),
-        num_heads=num_heads,
-        num_kv_heads=_only({attribute_of(node, "kv_num_heads") for node in nodes}),
-        head_size=head_size,
-        logits_width=dim_of(outputs.get("logits"), 2),
-        inputs=tuple(inputs),
-        outputs=tuple(outputs),
-    )
 
 
 def weights_of(model: Any) -> str:
@@ -112,10 +74,6 @@ def dim_of(value: Any, axis: int) -> int | None:
 def attribute_of(node: Any, name: str) -> int | None:
     """A node's attribute that is an integer; None if it has none of this name."""
     return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), None)
-
-
-def _only(values: set[int | None]) -> int | None:
-    return next(iter(values)) if len(values) == 1 else None
 
 
 def type_name(kind: int) -> str:

@@ -1,13 +1,12 @@
-"""Adds inputs to an ONNX graph for a bundle, and sets names and shapes; see `onnx.graph`."""
+"""Adds inputs to an ONNX graph for a bundle; see `onnx.graph`."""
 
 from __future__ import annotations
 
 from math import prod
 from typing import Any
 
-from outrider.bundle.manifest import Geometry
 from outrider.errors import ExportError
-from outrider_export.onnx.graph import EXPORT_IT, EXTRA, INT64, ROWS, dim_of, find_head, graphs_of, is_past
+from outrider_export.onnx.graph import EXPORT_IT, EXTRA, INT64, ROWS, dim_of, find_head, is_past
 
 
 def add_rows(model: Any) -> None:
@@ -80,32 +79,11 @@ def add_default(model: Any, name: str, value: int) -> None:
     model.graph.initializer.append(_constant(name, value, [1] * len(given[name].type.tensor_type.shape.dim)))
 
 
-def write_shape(model: Any, geometry: Geometry) -> None:
-    """Write dimensions that the graph leaves open, and that the runtime reads, to inputs and outputs."""
-    for value in (*model.graph.input, *model.graph.output):
+def write_head_size(graph: Any, size: int) -> None:
+    """Write the head size, which the runtime reads, to a cache that leaves it open."""
+    for value in (*graph.input, *graph.output):
         if is_past(value.name) or value.name.startswith("present."):
-            dims = {1: geometry.num_kv_heads, 3: geometry.head_size}
-        else:
-            dims = {2: geometry.logits_width} if value.name == "logits" else {}
-        for axis, dim in dims.items():
-            value.type.tensor_type.shape.dim[axis].dim_value = dim
-
-
-def rename(model: Any, names: dict[str, str]) -> None:
-    """Rename tensors everywhere in the graph.
-
-    Raises:
-        ExportError: if another tensor already has a new name.
-    """
-    names = {old: new for old, new in names.items() if old != new}
-    for graph in graphs_of(model.graph):
-        for listed in (each for node in graph.node for each in (node.input, node.output)):
-            if taken := set(names.values()) & set(listed) - set(names):
-                raise ExportError(f"The model has a tensor of its own named {sorted(taken)[0]}. {EXPORT_IT}")
-            for i, name in enumerate(listed):
-                listed[i] = names.get(name, name)
-        for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
-            value.name = names.get(value.name, value.name)
+            value.type.tensor_type.shape.dim[3].dim_value = size
 
 
 def _output(graph: Any, name: str) -> Any:
