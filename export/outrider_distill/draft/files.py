@@ -117,7 +117,7 @@ def start_draft(
     """The source, cut to `num_layers` layers (None: all) and the tokens that the main model says.
 
     counts: int64 [n], how often it says each. batches: some thousand tokens of its answers, to choose layers by.
-    num_tokens: 0 for all, None for export's default with a corpus.
+    num_tokens: 0 for all, None for 32,768 where the vocabulary is twice as large.
 
     Raises:
         OptionError: for more layers than there are, or fewer tokens than are always proposed.

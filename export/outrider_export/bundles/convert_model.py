@@ -30,7 +30,6 @@ from outrider_export.describe.pairing import Pairing
 from outrider_export.describe.plan import PARALLEL_PLACES, Plan, parallel_mask
 from outrider_export.describe.special_tokens import eos_of, infill_of, token_of_config
 from outrider_export.diet.diet import Diet
-from outrider_export.diet.draft_cut import AutomaticCut
 from outrider_export.encoder_decoder import job as encoder_decoder
 from outrider_export.extras import version_of
 from outrider_export.onnx.check import check_onnx
@@ -53,7 +52,7 @@ _PACKAGES = {
 def convert_model(
     plan: Plan,
     tokenizer: str | None,
-    diet: Diet | AutomaticCut | None,
+    diet: Diet | None,
     target: Target,
     trust_remote_code: bool,
     progress: Progress,

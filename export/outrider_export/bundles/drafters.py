@@ -24,7 +24,6 @@ from outrider_export.bundles.convert_model import convert_model, describe_drafte
 from outrider_export.describe.pairing import Pairing
 from outrider_export.describe.plan import Plan, check_route, check_weights, make_plan, space_needed
 from outrider_export.diet.diet import Diet, check_diet, plan_diet
-from outrider_export.diet.draft_cut import AutomaticCut
 from outrider_export.extras import check_extra
 from outrider_export.heads.formats import kind_of_head, read_head
 from outrider_export.heads.packed import PackedDrafter, is_packed, read_packed
@@ -125,7 +124,7 @@ class DraftModelPlan:
 
     plan: Plan
     pairing: Pairing
-    diet: Diet | AutomaticCut | None
+    diet: Diet | None
     progress: Progress
 
     kind = "draft"  # what it is called if nobody says
@@ -163,7 +162,7 @@ class DraftModelPlan:
                 f"both together: outrider export {main.source.id} --draft {source.id}"
             )
         pairing = Pairing.same(vocabulary)
-        diet = plan_diet(plan, pairing, num_tokens, corpus, progress)
+        diet = plan_diet(plan, pairing, num_tokens, corpus)
         check_space(bundle.folder.parent, space_needed([plan]))
         return cls(plan, pairing, diet, progress)
 

@@ -41,7 +41,6 @@ from outrider_export.describe.plan import (
 )
 from outrider_export.describe.special_tokens import eos_of
 from outrider_export.diet.diet import Diet, check_diet, plan_diet
-from outrider_export.diet.draft_cut import AutomaticCut
 from outrider_export.encoder_decoder import job as encoder_decoder
 from outrider_export.heads.formats import read_head
 from outrider_export.heads.own import find_own, may_have_own
@@ -241,8 +240,8 @@ class Export:
         """Convert tokenizers and models, and finish the bundle."""
         progress = self.progress
         pairings = [pair_vocabularies(plans[0], plan, progress) for plan in plans[1:]]
-        diets: list[Diet | AutomaticCut | None] = [None] + [
-            None if plan.encoder else plan_diet(plan, pairing, *self._diet, progress)
+        diets: list[Diet | None] = [None] + [
+            None if plan.encoder else plan_diet(plan, pairing, *self._diet)
             for plan, pairing in zip(plans[1:], pairings, strict=True)
         ]
         check_space(target.output.parent, space_needed(plans))
@@ -287,7 +286,7 @@ class Export:
             made.append(partial(convert_tokenizer, plan, target.new / folder, trusts, notes))
         return made
 
-    def _convert(self, target: Target, plan: Plan, folder: str | None, diet: Diet | AutomaticCut | None) -> ModelEntry:
+    def _convert(self, target: Target, plan: Plan, folder: str | None, diet: Diet | None) -> ModelEntry:
         """Convert one model; or take it over from another bundle."""
         if (other := self._other(plan)) is not None:
             target.take_over(other, plan.role)

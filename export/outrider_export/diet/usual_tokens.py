@@ -1,6 +1,7 @@
 """Which tokens a model is likely to propose, of all languages that its tokenizer was made for.
 
-    scores = score_tokens(vocabulary, encode)    # float64 [vocab], higher for more useful tokens
+    counts = [count_tokens([text], encode, len(vocabulary)) for text in read_texts().values()]
+    scores = score_tokens(vocabulary, counts)    # float64 [vocab], higher for more useful tokens
 
 A byte-level BPE has its tokens in the order of their frequency, but for all languages together, so that most ids below
 32,768 of Qwen's are English or code. Here the order counts within each script, too, and the tokens of short texts in
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
 
@@ -41,12 +42,18 @@ def read_texts() -> dict[str, str]:
     return tomllib.loads(files("outrider_export.diet").joinpath("languages.toml").read_text(encoding="utf-8"))
 
 
-def score_tokens(vocabulary: Vocabulary, encode: Callable[[str], list[int]]) -> NDArray[np.float64]:
-    """float64 [vocab]: each token's estimated probability, up to a factor."""
-    count, texts = len(vocabulary), np.zeros(len(vocabulary))
-    for text in read_texts().values():
+def count_tokens(texts: Iterable[str], encode: Callable[[str], list[int]], size: int) -> NDArray[np.int64]:
+    """How often each token occurs in texts, int64 [size]."""
+    counts = np.zeros(size, np.int64)
+    for text in texts:
         token_ids = np.array(encode(text), np.int64)
-        texts += _share(np.bincount(token_ids[token_ids < count], minlength=count).astype(np.float64))
+        counts += np.bincount(token_ids[token_ids < size], minlength=size)
+    return counts
+
+
+def score_tokens(vocabulary: Vocabulary, counts: Iterable[NDArray[np.int64]]) -> NDArray[np.float64]:
+    """float64 [vocab]: each token's estimated probability, up to a factor. counts: of each text, all texts alike."""
+    texts = sum((_share(each.astype(np.float64)) for each in counts), np.zeros(len(vocabulary)))
     return _TEXT_WEIGHT * _share(texts) + _by_rank(vocabulary)
 
 
