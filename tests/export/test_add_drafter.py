@@ -197,6 +197,19 @@ def test_a_name_is_taken_once(folder: Path, tmp_path: Path) -> None:
     assert [entry.name for entry in read_bundle(folder).manifest.drafters] == ["mtp", "another"]
 
 
+def test_a_copy_has_it_in_place_of_others(folder: Path, tmp_path: Path) -> None:
+    head = write_head(tmp_path / "head", "mtp")
+    add_drafter(folder, head)
+    add_drafter(folder, head, name="another")
+    before = content(folder)
+    made = add_drafter(folder, head, output=tmp_path / "copy", replaced=["mtp"])
+    assert [entry.name for entry in made.manifest.drafters] == ["another", "mtp"]
+    made = add_drafter(folder, head, name="new", output=tmp_path / "copy", replaced=["mtp", "another"])
+    assert made.folder == tmp_path / "copy"
+    assert {name.split("/")[0] for name in content(made.folder)} == {"main", "tokenizer", "new", "outrider.json"}
+    assert content(folder) == before
+
+
 @pytest.mark.parametrize("failing", ["write_manifest", "list_files", "read_bundle"])
 def test_what_fails_late_changes_nothing(
     folder: Path, tmp_path: Path, failing: str, monkeypatch: pytest.MonkeyPatch
