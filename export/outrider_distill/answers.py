@@ -1,6 +1,6 @@
 """Writes the training data: what is asked, shard by shard, and which answers are kept.
 
-    recipe = Recipe(num_tokens=2_000_000, needs=frozenset({"taps"}))
+    recipe = Recipe(num_tokens=2_000_000, taps=True)
     write_data(folder, bundle, recipe, prompts=read_prompts(path), progress=print)
     data = Data(folder)
 
@@ -30,7 +30,7 @@ from outrider.bundle import Bundle
 from outrider.errors import ExportError, RequestError
 from outrider.inputs.text import Tokenizer
 from outrider.system.files import reading, write_whole
-from outrider_distill.data import Conversation, Shard, bytes_per_token, feature_names, find_shards
+from outrider_distill.data import Conversation, Shard, bytes_per_token, find_shards, tap_names
 from outrider_distill.prompts import DistillPrompt, Filter, is_refusal, make_follow_ups, make_prompts
 from outrider_distill.recipe import LEAST_ANSWER, USUAL_PROMPT, Recipe
 from outrider_distill.texts import DistillText, WritingTask, is_loop
@@ -120,7 +120,7 @@ class _Job:
         self._hidden_size = geometry.hidden_size
         self._batch_size = batch_size or _stored_batch_size(folder)
         self._options: dict[str, Any] = {
-            "features": feature_names(recipe.needs, geometry.num_layers),
+            "features": tap_names(geometry.num_layers) if recipe.taps else (),
             "max_new_tokens": recipe.max_new_tokens,
             "batch_size": self._batch_size,
             "max_batch_size": recipe.shard_size // _TURNS,
@@ -147,7 +147,7 @@ class _Job:
         while not is_enough():
             index = len(find_shards(self._folder))
             self._check_disk()
-            with Shard(self._folder, index, self._recipe.needs, self._hidden_size) as shard:
+            with Shard(self._folder, index, self._hidden_size, taps=self._recipe.taps) as shard:
                 self._fill(shard, index, is_late)
             self._kept, self._ended = _Kept(), _Ended()
             self._count(shard.path)
@@ -281,7 +281,7 @@ class _Job:
     def _check_disk(self) -> None:
         """Raise if the next shard may not fit on the disk."""
         tokens = self._recipe.shard_size * (USUAL_PROMPT + self._recipe.max_new_tokens)
-        wanted = tokens * bytes_per_token(self._hidden_size, self._recipe.needs)
+        wanted = tokens * bytes_per_token(self._hidden_size, taps=self._recipe.taps)
         if (free := shutil.disk_usage(self._folder).free) < wanted:
             raise ExportError(
                 f"{self._folder} has {free / 1e9:.2f} GB of disk space left; the next shard may need "

@@ -13,7 +13,7 @@ after the other,
     greedy.npy     bool    [C]         whether the answer is greedy; otherwise it was sampled
     top_ids.npy    int32   [T, 32]     the likeliest tokens after token t at temperature 1, descending; -1 beyond those
     top_probs.npy  float16 [T, 32]     their probabilities; 0 where token t + 1 is not of an answer
-    taps.npy       float16 [T, 3 * h]  if needed: the hidden states that EAGLE-3 and block drafters read (`tap_names`)
+    taps.npy       float16 [T, 3 * h]  if needed: the hidden states that EAGLE-3 reads (`tap_names`)
     prompts.jsonl  a line for each conversation: {"prompt": text or messages, "source": "user" or "model"}
 """
 
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ from typing import Any, BinaryIO, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.errors import ExportError, nearest
+from outrider.errors import ExportError
 from outrider.models.backends.taps import after_layers
 from outrider.system.files import why
 from outrider_distill.texts import NUM_KEPT
@@ -39,19 +39,7 @@ from outrider_distill.texts import NUM_KEPT
 HELD_OUT = 20  # every 20th conversation is never trained on
 NUM_TAPS = 3
 _LEAST_LAYERS = 6
-_NEEDS = {"eagle3": {"taps"}, "draft": set[str](), "auto": {"taps"}}
 _SPREAD = 20  # tokens: of the noise by which lengths are sorted
-
-
-def needs_of(kind: str) -> set[str]:
-    """What shards must have for a kind of drafter besides tokens: "taps", or nothing.
-
-    Raises:
-        ExportError: for an unknown kind.
-    """
-    if kind not in _NEEDS:
-        raise ExportError(f"There is no drafter of kind {kind!r}. {nearest(kind, _NEEDS)}")
-    return set(_NEEDS[kind])
 
 
 def tap_names(num_layers: int) -> tuple[str, ...]:
@@ -70,25 +58,20 @@ def tap_names(num_layers: int) -> tuple[str, ...]:
     return tuple(map(after_layers, (2, num_layers // 2, num_layers - 3)))
 
 
-def feature_names(needs: Collection[str], num_layers: int) -> tuple[str, ...]:
-    """The main model's hidden states for shards with these needs, in their order."""
-    return tap_names(num_layers) if "taps" in needs else ()
-
-
-def columns(needs: Collection[str], hidden_size: int) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
-    """The arrays that have a row for each token: their types, and the shapes of a row."""
+def columns(hidden_size: int, *, taps: bool) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+    """The arrays that have a row for each token: their types, and the shapes of a row. taps: with hidden states."""
     found: dict[str, tuple[Any, tuple[int, ...]]] = {
         "tokens": (np.int32, ()), "answer": (np.bool_, ()),
         "top_ids": (np.int32, (NUM_KEPT,)), "top_probs": (np.float16, (NUM_KEPT,)),
     }  # fmt: skip
-    if "taps" in needs:
+    if taps:
         found["taps"] = np.float16, (NUM_TAPS * hidden_size,)
     return {name: (np.dtype(kind), shape) for name, (kind, shape) in found.items()}
 
 
-def bytes_per_token(hidden_size: int, needs: Collection[str]) -> int:
+def bytes_per_token(hidden_size: int, *, taps: bool) -> int:
     """Bytes on disk of a token, of a prompt or an answer."""
-    return sum(kind.itemsize * int(np.prod(shape)) for kind, shape in columns(needs, hidden_size).values())
+    return sum(kind.itemsize * int(np.prod(shape)) for kind, shape in columns(hidden_size, taps=taps).values())
 
 
 class TrainingBatch(NamedTuple):
@@ -251,10 +234,10 @@ class Shard:
         ExportError: when the folder cannot be written to, such as when the disk is full.
     """
 
-    def __init__(self, folder: Path, index: int, needs: Collection[str], hidden_size: int) -> None:
+    def __init__(self, folder: Path, index: int, hidden_size: int, *, taps: bool) -> None:
         self.path = folder / f"shard-{index:05}"
         self.removed: Mapping[str, int] = {}
-        self._columns = columns(needs, hidden_size)
+        self._columns = columns(hidden_size, taps=taps)
         self._made = folder / f"unfinished-{index:05}"
         self._files: dict[str, BinaryIO] = {}
         self._starts, self._greedy, self._prompts = [0], list[bool](), list[str]()

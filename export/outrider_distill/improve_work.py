@@ -138,7 +138,7 @@ class ImproveWork:
         held = [{"id": each.id, "category": each.category, "prompt": each.text} for each in measured]
         for path, records in ((self.prompts, train), (self.held_out, held)):
             write_whole(path, "".join(f"{json.dumps(each)}\n" for each in records).encode())
-        per_token = bytes_per_token(main.geometry.hidden_size, {"taps"})
+        per_token = bytes_per_token(main.geometry.hidden_size, taps=True)
         num_tokens = min(_MOST_TOKENS, int(_DISK * shutil.disk_usage(self.folder).free / per_token))
         begun = Begun(number, hours, num_tokens, _identity(bundle), self._candidates(bundle, name, tell))
         write_whole(self._begun, msgspec.json.encode(begun))

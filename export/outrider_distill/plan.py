@@ -24,7 +24,7 @@ from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError, nearest
 from outrider.system.files import reading, usable, write_whole
 from outrider.system.memory import system_memory
-from outrider_distill.data import bytes_per_token, feature_names, needs_of, tap_names
+from outrider_distill.data import bytes_per_token, tap_names
 from outrider_distill.recipe import USUAL_ANSWER, USUAL_PROMPT
 from outrider_distill.train.files import load
 from outrider_export.bundles.drafters import check_name
@@ -90,9 +90,9 @@ class Options:
         return (draft if self.kind == "draft" else DistillCandidate(self.kind, self.kind, self.source),)
 
     @property
-    def needs(self) -> frozenset[str]:
-        """What the data must have for them."""
-        return frozenset().union(*(needs_of(each.kind) for each in self.candidates))
+    def taps(self) -> bool:
+        """Whether one of them reads hidden states."""
+        return any(each.kind != "draft" for each in self.candidates)
 
 
 @dataclass(frozen=True)
@@ -167,12 +167,12 @@ def make_the_plan(options: Options, progress: Progress | None = None) -> Distill
         ExportError: when the main model or a file of prompts cannot be read, does not fit, or the disk lacks room.
     """
     geometry, size, content = _look_at(options.main, progress or Silent())
-    if options.needs:
+    if options.taps:
         check_heads(options.main, geometry)
     for each in options.candidates:
         if each.kind != "draft" and each.source is not None:
             _check_head(each.kind, head_folder(each.source, progress or Silent()), geometry)
-    per_token = bytes_per_token(geometry.hidden_size, options.needs)
+    per_token = bytes_per_token(geometry.hidden_size, taps=options.taps)
     data = int(options.num_tokens * (1 + USUAL_PROMPT / USUAL_ANSWER) * per_token)
     weights = max(_num_weights(each.kind, geometry) for each in options.candidates)
     disk = data + weights * (_CHECKPOINT + 2) + (0 if content else 4 * size)
@@ -273,7 +273,7 @@ def _check_head(kind: str, folder: Path, geometry: Geometry) -> None:
     head = read_head(folder, geometry)
     if head.kind != kind:
         raise OptionError(f"--from {folder} is a head of kind {head.kind}, not {kind}. Use --kind {head.kind}.")
-    if head.features != (wanted := feature_names(needs_of(kind), geometry.num_layers)):
+    if head.features != (wanted := tap_names(geometry.num_layers)):
         raise ExportError(
             f"{folder} reads the hidden states {', '.join(head.features)}, and distill writes {', '.join(wanted)}. "
             "Train a new head: leave out --from."

@@ -14,12 +14,12 @@ _SHARDS, _LEAST_SIZE, _MOST_SIZE = 8, 64, 512  # conversations of a shard
 class Recipe:
     """What determines the data, besides the prompts and the main model.
 
-    num_tokens: of answers, at least; the last shard is written whole. needs: see `needs_of`. user_share: of the
-    prompts, as long as there are some of the user's.
+    num_tokens: of answers, at least; the last shard is written whole. taps: whether it has the hidden states that heads
+    read. user_share: of the prompts, as long as there are some of the user's.
     """
 
     num_tokens: int
-    needs: frozenset[str] = frozenset()
+    taps: bool = False
     seed: int = 0
     max_new_tokens: int = 256
     user_share: float = _USER_SHARE

@@ -30,7 +30,7 @@ from outrider.errors import ExportError
 from outrider.system.files import reading, write_whole
 from outrider_distill.answers import DataProgress, write_data
 from outrider_distill.card import card, describe
-from outrider_distill.data import Data, feature_names
+from outrider_distill.data import Data, tap_names
 from outrider_distill.plan import DistillCandidate, DistillPlan, Options, check_options, freeze, make_the_plan
 from outrider_distill.prediction import SHARE, DistillTrial, choose, shortfall, table, writing_speed
 from outrider_distill.progress import Live, Stopping, signals_elsewhere
@@ -147,13 +147,13 @@ def _bundle_of(options: Options, live: Live, progress: Progress) -> Bundle:
         return read_bundle(folder)
     given = read_bundle(user_path(options.main))
     main = given.manifest.main
-    features = feature_names(options.needs, main.geometry.num_layers)
-    if main.format != "onnx" or not features:
+    if main.format != "onnx" or not options.taps:
         return given
 
     # A graph in ONNX gives its hidden states if they are outputs in its file.
     def change(target: Target) -> dict[str, object]:
-        tap(target.new / given.model_path(main).relative_to(given.folder), features, main.geometry.hidden_size)
+        path = target.new / given.model_path(main).relative_to(given.folder)
+        tap(path, tap_names(main.geometry.num_layers), main.geometry.hidden_size)
         return {}
 
     return rewrite(given, change, Silent(), folder)
@@ -182,7 +182,7 @@ class _Run:
         """Write the data that is not there yet."""
         options = self._options
         num_tokens = self._stored("num_tokens", int, self._num_tokens)
-        recipe = Recipe(num_tokens, options.needs, options.seed)
+        recipe = Recipe(num_tokens, options.taps, options.seed)
         prompts = [] if options.prompts is None else read_prompts(options.prompts)
         excluded = [] if options.excluded is None else texts_in(options.excluded)
         self._live.stage("Writing data")

@@ -47,7 +47,7 @@ class Drafters:
             folder = head_folder(candidate.source, self._progress)
             self._configs[candidate.name] = read_json(folder / "config.json")
             return load(folder, self._teacher.embedding)
-        head, config = start_head(candidate.kind, self._teacher, self._data, seed=self._seed)
+        head, config = start_head(self._teacher, self._data, seed=self._seed)
         self._configs[candidate.name] = config
         return head
 

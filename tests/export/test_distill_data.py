@@ -15,7 +15,7 @@ from outrider.errors import ExportError, OptionError
 from outrider.inputs.text import Tokenizer
 from outrider_distill import answers as answers_module
 from outrider_distill.answers import DataProgress, write_data
-from outrider_distill.data import Conversation, Data, Shard, bytes_per_token, find_shards, needs_of
+from outrider_distill.data import Conversation, Data, Shard, bytes_per_token, find_shards
 from outrider_distill.prompts import (
     MODEL,
     OPENINGS,
@@ -32,7 +32,7 @@ from outrider_distill.recipe import Recipe
 from outrider_distill.texts import DistillText
 from outrider_distill.writer import Writer
 
-RECIPE = Recipe(2500, frozenset({"taps"}), seed=3, max_new_tokens=20, user_share=0.9)
+RECIPE = Recipe(2500, taps=True, seed=3, max_new_tokens=20, user_share=0.9)
 EXCLUDED = [DistillPrompt(each) for each in PROMPTS[10:40]]
 
 
@@ -80,9 +80,9 @@ def test_shards_have_what_they_promise(made: tuple[Path, DataProgress], data: Da
     assert data.hidden_size == HIDDEN_SIZE
     size = sum(each.stat().st_size for each in folder.rglob("*.npy") if each.stem not in ("starts", "greedy"))
     headers = 3 * 5 * 128
-    assert size == data.num_tokens * bytes_per_token(HIDDEN_SIZE, {"taps"}) + headers
-    assert bytes_per_token(576, {"taps"}) == 5 + 32 * 6 + 3 * 576 * 2
-    assert bytes_per_token(576, ()) == 5 + 32 * 6
+    assert size == data.num_tokens * bytes_per_token(HIDDEN_SIZE, taps=True) + headers
+    assert bytes_per_token(576, taps=True) == 5 + 32 * 6 + 3 * 576 * 2
+    assert bytes_per_token(576, taps=False) == 5 + 32 * 6
 
 
 def test_a_batch_is_what_was_written(made: tuple[Path, DataProgress], data: Data) -> None:
@@ -127,7 +127,7 @@ def test_what_was_asked_before_is_not_asked_again(
 
     monkeypatch.setattr(answers_module, "make_prompts", make_up)
     for num_tokens in (1500, 2500):
-        write(tmp_path, bundle, Recipe(num_tokens, frozenset(), seed=3, max_new_tokens=20, user_share=0.9))
+        write(tmp_path, bundle, Recipe(num_tokens, seed=3, max_new_tokens=20, user_share=0.9))
     made = [each["prompt"] for each in asked_in(tmp_path)]
     assert len(find_shards(tmp_path)) == 3
     assert sum(each.content in made for each in asked) == 9
@@ -170,7 +170,7 @@ def test_what_was_killed_is_written_again_the_same(
 def test_more_tokens_go_on_from_those_that_are_there(
     bundle: Bundle, made: tuple[Path, DataProgress], tmp_path: Path
 ) -> None:
-    less = Recipe(500, RECIPE.needs, seed=3, max_new_tokens=20, user_share=0.9)
+    less = Recipe(500, RECIPE.taps, seed=3, max_new_tokens=20, user_share=0.9)
     write(tmp_path, bundle, less)
     assert len(find_shards(tmp_path)) == 1
     write(tmp_path, bundle)
@@ -225,7 +225,7 @@ def test_frequent_tokens_are_those_of_answers(data: Data) -> None:
 def test_refusals_and_loops_are_removed_and_counted(
     bundle: Bundle, made: tuple[Path, DataProgress], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = Recipe(200, frozenset(), seed=3, max_new_tokens=40, user_share=1.0)
+    recipe = Recipe(200, seed=3, max_new_tokens=40, user_share=1.0)
     texts: list[DistillText] = []
     write_texts = Writer.write
 
@@ -265,10 +265,10 @@ def test_a_shard_that_fails_leaves_nothing(tmp_path: Path) -> None:
         "top_ids": np.full((5, 32), -1), "top_probs": np.zeros((5, 32)), "taps": np.ones((5, 12)),
     }  # fmt: skip
     wrong = pytest.raises(ValueError, match=r"taps has the shape \(5, 12\), not \(5, 24\)")
-    with wrong, Shard(tmp_path, 0, {"taps"}, 8) as shard:
+    with wrong, Shard(tmp_path, 0, 8, taps=True) as shard:
         shard.add(Conversation("a", USER, greedy=True, rows=rows))
     assert not [*tmp_path.iterdir()]
-    with Shard(tmp_path, 0, {"taps"}, 4) as shard:
+    with Shard(tmp_path, 0, 4, taps=True) as shard:
         shard.add(Conversation("a", USER, greedy=True, rows=rows))
         shard.add(Conversation([{"role": "user", "content": "ä"}], USER, greedy=False, rows=rows))
         assert [each.name for each in tmp_path.iterdir()] == ["unfinished-00000"]
@@ -282,16 +282,8 @@ def test_a_shard_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="has no training data"):
         Data(tmp_path / "empty")
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(ExportError, match="cannot be written"), Shard(tmp_path / "file", 0, (), 4):
+    with pytest.raises(ExportError, match="cannot be written"), Shard(tmp_path / "file", 0, 4, taps=False):
         pass
-
-
-def test_kinds_need_what_they_read() -> None:
-    assert needs_of("eagle3") == {"taps"}
-    assert needs_of("draft") == set()
-    assert needs_of("auto") == {"taps"}
-    with pytest.raises(ExportError, match="Did you mean 'eagle3'"):
-        needs_of("eagle")
 
 
 def test_prompts_are_read_from_files(tmp_path: Path) -> None:

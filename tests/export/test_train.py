@@ -13,7 +13,7 @@ import torch
 
 from outrider.errors import ExportError
 from outrider_distill.data import Data
-from outrider_distill.train.files import KINDS, load, save
+from outrider_distill.train.files import load, save
 from outrider_distill.train.fit import (
     PATIENCE,
     Stopped,
@@ -121,23 +121,18 @@ def data(main: Any, tmp_path_factory: pytest.TempPathFactory) -> Data:
     return Data(folder)
 
 
-def make(kind: str, teacher: Teacher, data: Data) -> tuple[Any, dict[str, Any]]:
-    return start_head(kind, teacher, data)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_head_trains_and_is_read_back(kind: str, teacher: Teacher, data: Data, tmp_path: Path) -> None:
-    head, config = make(kind, teacher, data)
+def test_a_head_trains_and_is_read_back(teacher: Teacher, data: Data, tmp_path: Path) -> None:
+    head, config = start_head(teacher, data)
     report = fit(head, data, num_steps=3)
     assert report["steps"] == 3
     places = report["held_out_acceptance_by_place"]
     assert len(places) >= 4
     assert all(0 <= each <= 1 for each in places)
-    save(head, config, tmp_path / kind, report)
-    assert json.loads((tmp_path / kind / "training.json").read_text())["kind"] == kind
-    assert [each.name for each in tmp_path.iterdir()] == [kind]
-    again = load(tmp_path / kind, teacher.embedding)
-    assert again.kind == kind
+    save(head, config, tmp_path / "head", report)
+    assert json.loads((tmp_path / "head" / "training.json").read_text())["kind"] == "eagle3"
+    assert [each.name for each in tmp_path.iterdir()] == ["head"]
+    again = load(tmp_path / "head", teacher.embedding)
+    assert again.kind == "eagle3"
     weights = again.state_dict()
     assert all(
         torch.allclose(each.float(), weights[name].float(), atol=1e-3) for name, each in head.state_dict().items()
@@ -145,7 +140,7 @@ def test_a_head_trains_and_is_read_back(kind: str, teacher: Teacher, data: Data,
 
 
 def test_drafting_token_by_token_is_what_was_trained(teacher: Teacher, data: Data) -> None:
-    head, _ = make("eagle3", teacher, data)
+    head, _ = start_head(teacher, data)
     batch = data.read([3])
     embedding, hidden = head._inputs(batch)
     root, num_steps = 9, 4
@@ -160,7 +155,7 @@ def test_drafting_token_by_token_is_what_was_trained(teacher: Teacher, data: Dat
 
 
 def test_eagle3_stores_offsets(teacher: Teacher, data: Data) -> None:
-    head, _ = make("eagle3", teacher, data)
+    head, _ = start_head(teacher, data)
     head.start(teacher, torch.arange(0, VOCAB_SIZE, 1))
     assert not head.d2t.any()
     assert head.t2d.all()
@@ -177,11 +172,9 @@ def test_accuracy_counts_a_place_only_after_right_ones() -> None:
 
 
 def test_what_is_no_good_is_said(teacher: Teacher, data: Data, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="Did you mean 'eagle3'"):
-        start_head("eagle", teacher, data)
     with pytest.raises(ExportError, match="config.json is missing"):
         load(tmp_path, teacher.embedding)
-    head, config = make("eagle3", teacher, data)
+    head, config = start_head(teacher, data)
     save(head, config, tmp_path / "eagle3", {})
     with pytest.raises(ExportError, match="hidden_size 32, the main model has 16"):
         load(tmp_path / "eagle3", teacher.embedding[:, :16])
@@ -239,7 +232,7 @@ def test_places_weigh_as_much_as_they_are_reached() -> None:
 
 @pytest.mark.slow
 def test_training_lowers_the_loss_and_raises_acceptance(teacher: Teacher, data: Data) -> None:
-    head, _ = make("eagle3", teacher, data)
+    head, _ = start_head(teacher, data)
     seen = Remembered()
     report = fit(head, data, num_steps=50, seed=1, learning_rate=5e-3, watch=seen)
     before, after = report["curve"][0], report["curve"][-1]
@@ -269,14 +262,14 @@ def test_killed_many_times_it_ends_in_the_same_weights(
     num_threads: int, num_kills: int, teacher: Teacher, data: Data, tmp_path: Path
 ) -> None:
     torch.set_num_threads(num_threads)
-    whole, _ = make("eagle3", teacher, data)
+    whole, _ = start_head(teacher, data)
     expected = fit(whole, data, num_steps=14, seed=3)
     path = tmp_path / "checkpoint.pt"
     for stop in sorted(np.random.default_rng(5).choice(np.arange(1, 14), num_kills, replace=False).tolist()):
-        head, _ = make("eagle3", teacher, data)
+        head, _ = start_head(teacher, data)
         with pytest.raises(Stopped):
             fit(head, data, num_steps=14, seed=3, checkpoint=path, stopped=Countdown(stop, path))
-    head, _ = make("eagle3", teacher, data)
+    head, _ = start_head(teacher, data)
     report = fit(head, data, num_steps=14, seed=3, checkpoint=path)
     weights = whole.state_dict()
     assert all(torch.equal(each, weights[name]) for name, each in head.state_dict().items())
@@ -299,7 +292,7 @@ def test_a_checkpoint_of_another_training_or_a_damaged_one_is_refused(
     teacher: Teacher, data: Data, tmp_path: Path
 ) -> None:
     path = tmp_path / "checkpoint.pt"
-    head, _ = make("eagle3", teacher, data)
+    head, _ = start_head(teacher, data)
     fit(head, data, num_steps=2, checkpoint=path)
     with pytest.raises(ExportError, match="another training.*3 steps"):
         fit(head, data, num_steps=3, checkpoint=path)
@@ -309,9 +302,9 @@ def test_a_checkpoint_of_another_training_or_a_damaged_one_is_refused(
 
 
 def test_a_finished_training_is_not_done_again(teacher: Teacher, data: Data, tmp_path: Path) -> None:
-    first, _ = make("eagle3", teacher, data)
+    first, _ = start_head(teacher, data)
     report = fit(first, data, num_steps=5, checkpoint=tmp_path / "checkpoint.pt")
-    again, _ = make("eagle3", teacher, data)
+    again, _ = start_head(teacher, data)
     seen = Remembered()
     assert fit(again, data, num_steps=5, checkpoint=tmp_path / "checkpoint.pt", watch=seen) == report
     assert seen.losses == []
@@ -324,7 +317,7 @@ def test_kernels_for_the_shapes_of_earlier_batches_are_not_kept(
     """They grew by 20 MB a step for a model of 1.5B. The user's own limits stay."""
     monkeypatch.delenv("LRU_CACHE_CAPACITY", raising=False)
     monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "100")
-    Training(make("eagle3", teacher, data)[0], data, 1, 0, 1.0, None)
+    Training(start_head(teacher, data)[0], data, 1, 0, 1.0, None)
     assert int(os.environ["LRU_CACHE_CAPACITY"]) < 20
     assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "100"
 
@@ -332,7 +325,7 @@ def test_kernels_for_the_shapes_of_earlier_batches_are_not_kept(
 @pytest.mark.slow
 def test_training_ends_when_more_does_not_help(teacher: Teacher, data: Data) -> None:
     """At a rate of nearly nothing, no evaluation is better than the first."""
-    head, _ = make("eagle3", teacher, data)
+    head, _ = start_head(teacher, data)
     report = fit(head, data, num_steps=100, learning_rate=1e-12)
     assert report["steps"] == 4 * (PATIENCE + 1)
     assert report["planned_steps"] == 100
@@ -341,7 +334,7 @@ def test_training_ends_when_more_does_not_help(teacher: Teacher, data: Data) -> 
 @pytest.mark.slow
 def test_the_best_weights_are_kept(teacher: Teacher, data: Data) -> None:
     """A rate that is far too high has its best evaluation early."""
-    head, _ = make("eagle3", teacher, data)
+    head, _ = start_head(teacher, data)
     report = fit(head, data, num_steps=100, learning_rate=1.0)
     curve = report["curve"]
     assert report["held_out_tokens_per_round"] > curve[-1]["tokens_per_round"]
@@ -350,7 +343,7 @@ def test_the_best_weights_are_kept(teacher: Teacher, data: Data) -> None:
 
 
 def test_a_loss_that_is_no_number_is_said(teacher: Teacher, data: Data) -> None:
-    head, _ = make("eagle3", teacher, data)
+    head, _ = start_head(teacher, data)
     with torch.no_grad():
         head.state_dict()["lm_head.weight"].fill_(float("nan"))
     with pytest.raises(ExportError, match="loss of nan at step 0.*lower"):
@@ -361,7 +354,7 @@ def test_starting_a_head_leaves_the_programs_random_numbers_alone(teacher: Teach
     torch.manual_seed(7)
     expected = torch.rand(1)
     torch.manual_seed(7)
-    make("eagle3", teacher, data)
+    start_head(teacher, data)
     assert torch.equal(torch.rand(1), expected)
 
 
@@ -370,6 +363,6 @@ def test_a_short_training_is_evaluated_seldom(teacher: Teacher, data: Data, monk
     monkeypatch.setattr("outrider_distill.train.fit.TOKENS_IN_USUAL_BATCH", 32)
     every = len(held_out("eagle3", data))
     assert every > 1
-    head, _ = make("eagle3", teacher, data)
+    head, _ = start_head(teacher, data)
     report = fit(head, data, num_steps=2 * every)
     assert [each["step"] for each in report["curve"]] == [every, 2 * every]

@@ -1,6 +1,6 @@
 """Train drafter heads for a frozen main model, in PyTorch, and write them in the formats that others publish.
 
-    head, config = fit.start_head("eagle3", teacher, data)
+    head, config = fit.start_head(teacher, data)
     files.save(head, config, Path("my-eagle3"), fit.fit(head, data, num_steps=4000))
     head = files.load(Path("my-eagle3"), main_embedding)     # a torch module
 

@@ -18,13 +18,10 @@ from outrider_distill.train.layers import Shape
 from outrider_export.sources.source import configuring
 
 _ARCHITECTURE = "LlamaForCausalLMEagle3"
-KINDS = ("eagle3",)
 
 
-def new_config(kind: str, shape: Shape, *, draft_vocab_size: int) -> dict[str, Any]:
+def new_config(shape: Shape, *, draft_vocab_size: int) -> dict[str, Any]:
     """The config.json of a new head for a main model of this shape."""
-    if kind not in KINDS:
-        raise ExportError(f"Unknown kind of head {kind!r}: {nearest(kind, KINDS)}")
     return {
         "architectures": [_ARCHITECTURE], "main_num_hidden_layers": shape.num_layers, "model_type": "llama",
         **shape.to_config(), "num_hidden_layers": 1, "draft_vocab_size": draft_vocab_size,

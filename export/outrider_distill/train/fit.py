@@ -1,6 +1,6 @@
 """Training of one head: AdamW with warm-up and cosine decay over so many steps, and acceptance on held-out text.
 
-    head, config = start_head("eagle3", teacher, data)
+    head, config = start_head(teacher, data)
     report = fit(head, data, num_steps=4000, checkpoint=Path("work/checkpoint.pt"))
     save(head, config, folder, report)
 
@@ -51,10 +51,10 @@ class Stopped(BaseException):  # as KeyboardInterrupt: no handler of errors is t
     """The caller has asked to stop, and the checkpoint is written."""
 
 
-def start_head(kind: str, teacher: Teacher, data: Data, *, seed: int = 0) -> tuple[Any, dict[str, Any]]:
+def start_head(teacher: Teacher, data: Data, *, seed: int = 0) -> tuple[Any, dict[str, Any]]:
     """A new head with its starting weights, and its config.json."""
     draft_vocab_size = min(DRAFT_VOCAB_SIZE, teacher.num_tokens)
-    config = new_config(kind, teacher.shape, draft_vocab_size=draft_vocab_size)
+    config = new_config(teacher.shape, draft_vocab_size=draft_vocab_size)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = build(config, teacher.embedding.float())
