@@ -4,7 +4,8 @@
         ...                     # write into target.new; scratch files into target.scratch
         target.commit()         # rename it to its final name
 
-If anything fails before `commit`, Ctrl-C included, no files are left, and an old bundle is not changed.
+If anything fails before `commit`, Ctrl-C included, no files are left, and an old bundle is not changed. `publish` ends
+the writing of a new bundle, and `rewrite` is a whole change of one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,9 +26,20 @@ from outrider.bundle.fields import NAME
 from outrider.bundle.folder import HASHED_BYTES, Bundle, read_bundle
 from outrider.bundle.hashes import list_files, sha256_of
 from outrider.bundle.kinds import RESERVED_NAMES
-from outrider.bundle.manifest import MANIFEST_NAME, FileEntry, replace_manifest, write_manifest
+from outrider.bundle.manifest import (
+    MANIFEST_NAME,
+    SCHEMA_VERSION,
+    DrafterEntry,
+    FileEntry,
+    Manifest,
+    ModelEntry,
+    TokenizerEntry,
+    replace_manifest,
+    write_manifest,
+)
 from outrider.errors import ExportError, OptionError
 from outrider.system.files import why
+from outrider.version import __version__
 from outrider_export.progress import Progress
 
 
@@ -205,6 +217,31 @@ def link_or_copy(source: str | Path, target: str | Path) -> None:
         os.link(Path(source).resolve(), target)
     except OSError:
         shutil.copyfile(source, target)
+
+
+def publish(
+    target: Target, main: ModelEntry, drafters: Iterable[DrafterEntry], tokenizer: TokenizerEntry, progress: Progress
+) -> Bundle:
+    """Hash the files of a new bundle that are not known, write its manifest, and give it its name.
+
+    Raises:
+        BundleError: when its parts do not fit.
+        ExportError: when it cannot be renamed.
+    """
+    progress.phase("hash", sum(path.stat().st_size for path in target.unknown.values()) or None)
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION,
+        minimum_runtime=__version__,
+        created_by=f"outrider {__version__}",
+        main=main,
+        drafters=tuple(drafters),
+        tokenizer=tokenizer,
+        files=list_files(target.new, progress.advance, target.known),
+    )
+    write_manifest(target.new, manifest)
+    read_bundle(target.new)
+    target.commit()
+    return read_bundle(target.output)
 
 
 def check_new_name(name: str, what: str, taken: Sequence[str], folder: Path) -> None:

@@ -10,23 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from outrider.bundle.folder import Bundle, read_bundle
-from outrider.bundle.hashes import list_files
-from outrider.bundle.manifest import (
-    SCHEMA_VERSION,
-    DrafterEntry,
-    Format,
-    Geometry,
-    Manifest,
-    ModelEntry,
-    TextEncoderKind,
-    write_manifest,
-)
+from outrider.bundle.folder import Bundle
+from outrider.bundle.manifest import DrafterEntry, Format, Geometry, ModelEntry, TextEncoderKind
 from outrider.config.files import user_path
 from outrider.errors import ExportError
 from outrider.system.files import usable
 from outrider.system.together import start
-from outrider.version import __version__
 from outrider_export.bundles.convert_model import convert_model, convert_tokenizer, describe_drafter, describe_tokenizer
 from outrider_export.describe.pairing import Pairing, pair_vocabularies
 from outrider_export.describe.plan import DEFAULT_WEIGHTS as MAIN_WEIGHTS
@@ -49,7 +38,7 @@ from outrider_export.heads.write import check_head_weights
 from outrider_export.progress import ForModel, Notes, Progress, Silent
 from outrider_export.sources.peft_adapter import read_adapter
 from outrider_export.sources.source import NONE, Located, check_packages, fetch, locate
-from outrider_export.target import NoRoom, Target, check_space
+from outrider_export.target import NoRoom, Target, check_space, publish
 from outrider_export.text_encoders.checkpoint import kind_of_text_encoder
 from outrider_export.text_encoders.export import check_options, export_text_encoder
 from outrider_export.weights_choice.choice import PORTABLE, choose_weights
@@ -152,8 +141,7 @@ class Export:
             for leftover in target.leftovers:
                 self.progress.note(f"{leftover} was left behind by an export that was killed; it can be deleted.")
             plans = self._plan(asked)
-            self._write(target, plans)
-            return read_bundle(target.output)
+            return self._write(target, plans)
 
     def draft_geometry(self) -> Geometry | None:
         """The draft model's, of a pair with the default options; None if it cannot join a compiled main model.
@@ -236,7 +224,7 @@ class Export:
         self.progress.note(f"Its own MTP module comes along as drafter '{head.kind}'. --draft none leaves it out.")
         return head
 
-    def _write(self, target: Target, plans: list[Plan]) -> None:
+    def _write(self, target: Target, plans: list[Plan]) -> Bundle:
         """Convert tokenizers and models, and finish the bundle."""
         progress = self.progress
         pairings = [pair_vocabularies(plans[0], plan, progress) for plan in plans[1:]]
@@ -270,7 +258,7 @@ class Export:
                 progress.note(f"The model's own MTP module is left out. {error}")
         if self.request.made_from is not None:
             target.hash_later(self.request.made_from)
-        finish(target, plans, entries, pairings, progress, added)
+        return finish(target, plans, entries, pairings, progress, added)
 
     def _tokenizers(self, target: Target, plans: list[Plan], folders: list[str | None]) -> list[Callable[[], None]]:
         """What converts the tokenizers, in another thread; that of another bundle is taken over now."""
@@ -338,8 +326,8 @@ def finish(
     pairings: list[Pairing],
     progress: Progress,
     added: Sequence[DrafterEntry] = (),
-) -> None:
-    """Describe the written models and tokenizers, write the manifest, and commit the bundle.
+) -> Bundle:
+    """Describe the written models and tokenizers, and publish the bundle.
 
     plans, entries: the main model's first, then the drafters'. pairings: of the drafters. added: drafters that
     are described already.
@@ -349,21 +337,7 @@ def finish(
         describe_drafter(plan, entry, pairing, target.new)
         for plan, entry, pairing in zip(plans[1:], entries[1:], pairings, strict=True)
     ]
-    progress.phase("hash", sum(path.stat().st_size for path in target.unknown.values()) or None)
-    write_manifest(
-        target.new,
-        Manifest(
-            schema_version=SCHEMA_VERSION,
-            minimum_runtime=__version__,
-            created_by=f"outrider {__version__}",
-            main=entries[0],
-            drafters=(*drafters, *added),
-            tokenizer=tokenizer,
-            files=list_files(target.new, progress.advance, target.known),
-        ),
-    )
-    read_bundle(target.new)
-    target.commit()
+    return publish(target, entries[0], (*drafters, *added), tokenizer, progress)
 
 
 def check_adapter(adapter: str | Path) -> Path:

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from outrider.bundle.folder import Bundle, read_bundle
+from outrider.bundle.folder import Bundle
 from outrider.bundle.manifest import ModelEntry, Source
 from outrider.errors import ExportError, OptionError
 from outrider_export.bundles.convert_model import convert_tokenizer
@@ -95,10 +95,9 @@ def import_bundle(
                 _take(model, folder, target.new, ForModel(progress, model.plan.role))
                 for model, folder in zip(found, folders, strict=True)
             ]
-            finish(target, plans, entries, pairings, progress)
+            return finish(target, plans, entries, pairings, progress)
     except OSError as error:
         raise ExportError(f"{output} cannot be written: {error}.") from error
-    return read_bundle(target.output)
 
 
 def _locate(name: str | Path, revision: str | None, file: str | None) -> Located:

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import openvino
 
 from outrider.bundle.manifest import CROSS_NAME, Geometry
 from outrider.system.core import new_core
 from outrider_export.describe.encoder_decoder import KINDS
 from outrider_export.encoder_decoder.graphs import cross_model, decoder_model, encoder_model
 from outrider_export.progress import Progress
-from outrider_export.with_torch.convert import compress, export_ir, lift, load
+from outrider_export.with_torch.convert import export_ir, lift, load, save_weights
 
 MODEL = "openvino_model.xml"
 _SPARE_POSITIONS = 64  # after the model's context, for the padding of calls
@@ -52,7 +51,8 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
         made[Path(job["encoder"]) / MODEL] = encoder_model(encoder)
     progress.phase("compress")
     for path, graph in made.items():
-        _save(graph, path, job["weights"])
+        # A part of a graph shares nodes with the rest of it, which NNCF would follow. A copy has none but its own.
+        save_weights(graph.clone(), path, job["weights"])
     del first, later, encoder, made
     shutil.rmtree(scratch / "ir", ignore_errors=True)
     return {"tied_embeddings": tied}
@@ -64,22 +64,13 @@ def _load_model(job: dict[str, Any]) -> Any:
     from transformers import AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq
 
     loader = AutoModelForSpeechSeq2Seq if job["kind"] == "whisper" else AutoModelForSeq2SeqLM
-    # Tracing fails on half precision, and fp16 is written by `_save`.
+    # Tracing fails on half precision, and fp16 is written by `save_weights`.
     model = load(loader, job["model"], dtype=torch.float32, trust_remote_code=job["trust_remote_code"])
     if job["kind"] != "t5":  # its positions are a table, which padding may read beyond
         table = model.model.decoder.embed_positions
         last = table.weight.data[-1:].repeat(_SPARE_POSITIONS, 1)
         table.weight = torch.nn.Parameter(torch.cat([table.weight.data, last]))
     return model
-
-
-def _save(model: Any, path: Path, weights: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if weights in ("int8", "int4"):
-        # A part of a graph shares nodes with the rest of it, which NNCF would follow. A copy has none but its own.
-        compress(model.clone(), path, weights)
-    else:
-        openvino.save_model(model, path, compress_to_fp16=weights == "fp16")
 
 
 if __name__ == "__main__":

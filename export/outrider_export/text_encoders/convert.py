@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openvino
 
 from outrider.errors import ExportError
 from outrider.system.core import new_core
 from outrider_export.progress import Progress
-from outrider_export.with_torch.convert import compress, export_ir, load
+from outrider_export.with_torch.convert import export_ir, load, save_weights
 
 _TASKS = {"embedding": "feature-extraction", "rerank": "text-classification"}
 _OUTPUTS = {"embedding": "last_hidden_state", "rerank": "logits"}
@@ -41,10 +40,7 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     _compare(model.eval(), made, _OUTPUTS[kind])
     del model
     progress.phase("compress")
-    if job["weights"] in ("int8", "int4"):
-        compress(made, output / "openvino_model.xml", job["weights"])
-    else:
-        openvino.save_model(made, output / "openvino_model.xml", compress_to_fp16=job["weights"] == "fp16")
+    save_weights(made, output / "openvino_model.xml", job["weights"])
     del made
     shutil.rmtree(scratch / "ir", ignore_errors=True)
     return {}

@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.bundle.folder import Bundle, read_bundle
-from outrider.bundle.hashes import list_files
-from outrider.bundle.manifest import (
-    SCHEMA_VERSION,
-    Manifest,
-    ModelEntry,
-    Source,
-    TextEncoderKind,
-    TokenizerEntry,
-    write_manifest,
-)
+from outrider.bundle.folder import Bundle
+from outrider.bundle.manifest import ModelEntry, Source, TextEncoderKind, TokenizerEntry
 from outrider.errors import OptionError
-from outrider.version import __version__
 from outrider_export.child import run_child
 from outrider_export.describe.plan import TOKENIZER_BYTES
 from outrider_export.describe.special_tokens import token_of_config
@@ -25,7 +15,7 @@ from outrider_export.extras import check_extra, version_of
 from outrider_export.progress import ForModel, Progress
 from outrider_export.sources.safetensors import count_weights
 from outrider_export.sources.source import Located, fetch, read_json
-from outrider_export.target import Target, check_space
+from outrider_export.target import Target, check_space, publish
 from outrider_export.text_encoders.checkpoint import describe
 from outrider_export.tokenizers.files import copy_files
 from outrider_export.tokenizers.vocabulary import Vocabulary
@@ -84,17 +74,5 @@ def export_text_encoder(
         source=Source(id=source.id, kind=source.kind, revision=source.revision, recipe=recipe),
         text_encoder=entry,
     )
-    progress.phase("hash", sum(p.stat().st_size for p in target.new.rglob("*") if p.is_file()))
-    manifest = Manifest(
-        schema_version=SCHEMA_VERSION,
-        minimum_runtime=__version__,
-        created_by=f"outrider {__version__}",
-        main=model,
-        drafters=(),
-        tokenizer=TokenizerEntry(_FOLDER, (), vocabulary.special_token_ids, bos, pad),
-        files=list_files(target.new, progress.advance),
-    )
-    write_manifest(target.new, manifest)
-    read_bundle(target.new)
-    target.commit()
-    return read_bundle(target.output)
+    tokenizer = TokenizerEntry(_FOLDER, (), vocabulary.special_token_ids, bos, pad)
+    return publish(target, model, (), tokenizer, progress)

@@ -216,6 +216,15 @@ def compress(model: Any, target: Path, weights: str) -> None:
     openvino.save_model(model, target, compress_to_fp16=False)
 
 
+def save_weights(model: Any, target: Path, weights: str) -> None:
+    """Write a graph to the file `target`, with its weights in a format of any kind."""
+    if weights in ("int8", "int4"):
+        compress(model, target, weights)
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        openvino.save_model(model, target, compress_to_fp16=weights == "fp16")
+
+
 def _move_model(source: Path, target: Path) -> None:
     """Move openvino_model.xml and .bin, and no other files, to a new folder."""
     target.mkdir(parents=True)
