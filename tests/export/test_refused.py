@@ -15,7 +15,7 @@ from outrider_export.describe.geometry import geometry_of_config
 from outrider_export.describe.plan import check_route
 from outrider_export.sources.source import locate, text_part
 from outrider_export.with_torch.convert import load
-from shapes import CONFIGS, WINDOW
+from shapes import CONFIGS
 
 WHERE = Path("folder")
 LLAMA = {
@@ -107,21 +107,16 @@ def test_a_missing_key_is_named(key: str) -> None:
         geometry_of_config(config, WHERE)
 
 
-def described(architecture: str, **changes: Any) -> dict[str, Any]:
+def described(architecture: str) -> dict[str, Any]:
     from transformers import AutoConfig
 
-    return describe_layers(AutoConfig.for_model(architecture, **(CONFIGS[architecture] | changes)))
+    return describe_layers(AutoConfig.for_model(architecture, **CONFIGS[architecture]))
 
 
 def test_layers_are_read_from_configurations() -> None:
-    assert described("llama") == {"sliding_windows": [0, 0], "num_experts": 0, "num_active_experts": 0}
-    assert described("mistral")["sliding_windows"] == [WINDOW] * 2
-    assert described("mistral", sliding_window=None)["sliding_windows"] == [0, 0]
-    assert described("qwen2")["sliding_windows"] == [0, WINDOW]
-    assert described("qwen2", use_sliding_window=False)["sliding_windows"] == [0, 0]
-    assert described("gemma3_text")["sliding_windows"] == [WINDOW, WINDOW, 0]
-    assert described("mixtral") == {"sliding_windows": [WINDOW] * 2, "num_experts": 4, "num_active_experts": 2}
-    assert described("qwen3_moe") == {"sliding_windows": [0, 0], "num_experts": 4, "num_active_experts": 2}
+    assert described("llama") == {"num_experts": 0, "num_active_experts": 0}
+    assert described("mixtral") == {"num_experts": 4, "num_active_experts": 2}
+    assert described("qwen3_moe") == {"num_experts": 4, "num_active_experts": 2}
 
 
 def test_longrope_gets_one_set_of_frequencies() -> None:

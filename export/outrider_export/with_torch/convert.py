@@ -52,8 +52,8 @@ def convert_loaded(model: Any, job: dict[str, Any], progress: Progress) -> dict[
     if comparison is not None:
         progress.phase("compare")
         comparison.check_openvino(scratch / "ir" / "openvino_model.xml")
-    # Of others, the graph says which sliding windows they have: see `check_ir`.
-    layers = describe_layers(model.config) | settled | ({} if is_tried else {"sliding_windows": None})
+    # The graph says which sliding windows it has: see `check_ir`.
+    layers = describe_layers(model.config) | settled | {"sliding_windows": None}
     for name, value in settled.items():
         progress.note(f"Its {name.replace('_', ' ')} is {value:,}: see 'LongRoPE' in docs/models.md.")
     tied = bool(model.get_output_embeddings().weight is model.get_input_embeddings().weight)
@@ -173,12 +173,9 @@ def export_ir(model: Any, folder: Path, task: str, **options: Any) -> None:
 
 
 def register(architecture: str) -> None:
-    """Let optimum-intel export an architecture that it has no export for, or for older versions of Transformers only.
-
-    Those in `ARCHITECTURES` were compared with Transformers' own logits.
-    """
+    """Let optimum-intel export an architecture of `ARCHITECTURES` that it has no export for."""
     known = ARCHITECTURES.get(architecture)
-    if known is not None and (known.like or known.lifted):
+    if known is not None and known.like:
         lift(architecture, "text-generation", _TASK, like=known.like)
 
 
