@@ -30,9 +30,17 @@ from outrider.bundle import Bundle
 from outrider.errors import ExportError, RequestError
 from outrider.inputs.text import Tokenizer
 from outrider.system.files import reading, write_whole
-from outrider_distill.data import Conversation, Shard, bytes_per_token, find_shards, tap_names
+from outrider_distill.data import (
+    LEAST_ANSWER,
+    USUAL_PROMPT,
+    Conversation,
+    Recipe,
+    Shard,
+    bytes_per_token,
+    find_shards,
+    tap_names,
+)
 from outrider_distill.prompts import DistillPrompt, Filter, is_refusal, make_follow_ups, make_prompts
-from outrider_distill.recipe import LEAST_ANSWER, USUAL_PROMPT, Recipe
 from outrider_distill.texts import DistillText, WritingTask, is_loop
 from outrider_distill.writer import Writer
 

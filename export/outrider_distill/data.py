@@ -38,8 +38,32 @@ from outrider_distill.texts import NUM_KEPT
 
 HELD_OUT = 20  # every 20th conversation is never trained on
 NUM_TAPS = 3
+LEAST_ANSWER = 4  # tokens
+USUAL_PROMPT, USUAL_ANSWER = 128, 200
+_USER_SHARE = 0.5  # of the prompts
+_SHARDS, _LEAST_SIZE, _MOST_SIZE = 8, 64, 512  # conversations of a shard
 _LEAST_LAYERS = 6
 _SPREAD = 20  # tokens: of the noise by which lengths are sorted
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What determines the data, besides the prompts and the main model.
+
+    num_tokens: of answers, at least; the last shard is written whole. taps: whether it has the hidden states that heads
+    read. user_share: of the prompts, as long as there are some of the user's.
+    """
+
+    num_tokens: int
+    taps: bool = False
+    seed: int = 0
+    max_new_tokens: int = 256
+    user_share: float = _USER_SHARE
+
+    @property
+    def shard_size(self) -> int:
+        """Conversations of a shard: small amounts are divided, too."""
+        return min(_MOST_SIZE, max(_LEAST_SIZE, self.num_tokens // (_SHARDS * USUAL_ANSWER)))
 
 
 def tap_names(num_layers: int) -> tuple[str, ...]:

@@ -24,8 +24,7 @@ from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError, nearest
 from outrider.system.files import reading, usable, write_whole
 from outrider.system.memory import system_memory
-from outrider_distill.data import bytes_per_token, tap_names
-from outrider_distill.recipe import USUAL_ANSWER, USUAL_PROMPT
+from outrider_distill.data import USUAL_ANSWER, USUAL_PROMPT, bytes_per_token, tap_names
 from outrider_distill.train.files import load
 from outrider_export.bundles.drafters import check_name
 from outrider_export.describe.architectures import ARCHITECTURES

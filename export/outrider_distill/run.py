@@ -30,12 +30,11 @@ from outrider.errors import ExportError
 from outrider.system.files import reading, write_whole
 from outrider_distill.answers import DataProgress, write_data
 from outrider_distill.card import card, describe
-from outrider_distill.data import Data, tap_names
+from outrider_distill.data import Data, Recipe, tap_names
 from outrider_distill.plan import DistillCandidate, DistillPlan, Options, check_options, freeze, make_the_plan
 from outrider_distill.prediction import SHARE, DistillTrial, choose, shortfall, table, writing_speed
 from outrider_distill.progress import Live, Stopping, signals_elsewhere
 from outrider_distill.prompts import read_prompts, texts_in
-from outrider_distill.recipe import Recipe
 from outrider_distill.start import Drafters
 from outrider_distill.train.fit import FURTHER_RATE, Stopped, Training, fit, num_batches
 from outrider_export.bundles.drafters import add_drafter

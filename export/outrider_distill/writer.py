@@ -27,7 +27,7 @@ from outrider.models.tuning.loading import compile_settled
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.system.memory import system_memory
 from outrider.types import Chunk, CompiledModel, Exactness
-from outrider_distill.recipe import USUAL_PROMPT
+from outrider_distill.data import USUAL_PROMPT
 from outrider_distill.texts import DistillText, Running, WritingTask
 
 BATCH_SIZES = (16, 32, 64, 128)

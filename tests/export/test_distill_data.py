@@ -15,7 +15,7 @@ from outrider.errors import ExportError, OptionError
 from outrider.inputs.text import Tokenizer
 from outrider_distill import answers as answers_module
 from outrider_distill.answers import DataProgress, write_data
-from outrider_distill.data import Conversation, Data, Shard, bytes_per_token, find_shards
+from outrider_distill.data import Conversation, Data, Recipe, Shard, bytes_per_token, find_shards
 from outrider_distill.prompts import (
     MODEL,
     OPENINGS,
@@ -28,7 +28,6 @@ from outrider_distill.prompts import (
     read_prompts,
     texts_in,
 )
-from outrider_distill.recipe import Recipe
 from outrider_distill.texts import DistillText
 from outrider_distill.writer import Writer
 

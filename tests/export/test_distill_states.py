@@ -12,10 +12,9 @@ from exports import check_answers
 from outrider.bundle import read_bundle
 from outrider.errors import ExportError
 from outrider_distill.answers import write_data
-from outrider_distill.data import Data
+from outrider_distill.data import Data, Recipe
 from outrider_distill.main_model import MainGraph, read_teacher
 from outrider_distill.prompts import DistillPrompt
-from outrider_distill.recipe import Recipe
 from outrider_distill.train.files import save as save_head
 from outrider_distill.train.fit import fit, start_head
 from outrider_export.bundles.drafters import add_drafter

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from outrider.errors import VocabularyMismatch
 from outrider_distill.data import TrainingBatch
 from outrider_distill.draft.layers import Cut, choose_layers, cut_layers
 from outrider_distill.draft.model import TrainedDraftModel
+from outrider_distill.train.files import written_whole
 from outrider_distill.train.fit import find_device
 from outrider_export.describe.plan import Plan, check_route, make_plan
 from outrider_export.describe.special_tokens import eos_of
@@ -70,18 +70,14 @@ def save_draft(head: TrainedDraftModel, source: Plan, folder: Path, training: di
     """
     from transformers import GenerationConfig
 
-    new = folder.with_name(folder.name + ".new")
-    shutil.rmtree(new, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    copy_tokenizer(source.header, source.path, new)
     half = copy.deepcopy(head.model).half()
     half.generation_config = GenerationConfig(eos_token_id=list(eos_of(source)))
-    half.save_pretrained(new)
-    if head.token_ids is not None:
-        _write_json(new / TRAINED_NAME, {"token_ids": head.token_ids.tolist()})
-    _write_json(new / "training.json", training)
-    shutil.rmtree(folder, ignore_errors=True)
-    new.rename(folder)
+    with written_whole(folder) as new:
+        copy_tokenizer(source.header, source.path, new)
+        half.save_pretrained(new)
+        if head.token_ids is not None:
+            _write_json(new / TRAINED_NAME, {"token_ids": head.token_ids.tolist()})
+        _write_json(new / "training.json", training)
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

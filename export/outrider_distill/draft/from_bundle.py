@@ -11,6 +11,7 @@ import torch
 from outrider.bundle import Bundle
 from outrider.bundle.manifest import DrafterEntry
 from outrider_distill.main_model import read_layers, read_teacher
+from outrider_distill.train.files import written_whole
 
 # The architectures whose layers have nothing but what `read_layers` reads.
 _PLAIN = ("llama", "qwen2", "mistral")
@@ -31,9 +32,6 @@ def write_checkpoint(bundle: Bundle, drafter: DrafterEntry, folder: Path) -> Non
     """
     from safetensors.torch import save_file
 
-    new = folder.with_name(folder.name + ".new")
-    shutil.rmtree(new, ignore_errors=True)
-    shutil.copytree(bundle.tokenizer_path, new)
     teacher = read_teacher(bundle, drafter.model)
     tensors = {"model.embed_tokens.weight": teacher.embedding, "model.norm.weight": teacher.norm}
     for index, layer in enumerate(read_layers(bundle, drafter.model)):
@@ -51,7 +49,7 @@ def write_checkpoint(bundle: Bundle, drafter: DrafterEntry, folder: Path) -> Non
         "head_dim": teacher.shape.head_size, "num_hidden_layers": teacher.shape.num_layers, "dtype": "float16",
         "eos_token_id": list(bundle.manifest.tokenizer.eos_token_ids),
     }  # fmt: skip
-    save_file({name: each.half().contiguous() for name, each in tensors.items()}, new / "model.safetensors")
-    (new / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    shutil.rmtree(folder, ignore_errors=True)
-    new.rename(folder)
+    with written_whole(folder) as new:
+        shutil.copytree(bundle.tokenizer_path, new)
+        save_file({name: each.half().contiguous() for name, each in tensors.items()}, new / "model.safetensors")
+        (new / "config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +47,24 @@ def save(head: Any, config: dict[str, Any], folder: Path, training: dict[str, An
     """Write a head's folder, whole or not at all: weights in float16, integers as they are."""
     from safetensors.torch import save_file
 
-    new = folder.with_name(folder.name + ".new")
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir(parents=True)
     tensors = {
         name: (tensor.to(torch.float16) if tensor.is_floating_point() else tensor).contiguous().clone()
         for name, tensor in head.state_dict().items()
     }
-    save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
-    (new / "config.json").write_text(json.dumps(config | {"dtype": "float16"}, indent=2) + "\n", encoding="utf-8")
-    (new / "training.json").write_text(json.dumps(training, indent=2) + "\n", encoding="utf-8")
+    with written_whole(folder) as new:
+        new.mkdir()
+        save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
+        (new / "config.json").write_text(json.dumps(config | {"dtype": "float16"}, indent=2) + "\n", encoding="utf-8")
+        (new / "training.json").write_text(json.dumps(training, indent=2) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def written_whole(folder: Path) -> Iterator[Path]:
+    """The path of a new folder, which takes the place of `folder` when the block ends without error."""
+    new = folder.with_name(folder.name + ".new")
+    shutil.rmtree(new, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    yield new
     shutil.rmtree(folder, ignore_errors=True)
     new.rename(folder)
 

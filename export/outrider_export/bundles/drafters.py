@@ -103,11 +103,12 @@ def _plan(
     asked = check_diet(True, *draft_vocab)
     if is_model(source.fetched):
         return DraftModelPlan.of(old, source, weights, *asked, progress)
-    check_head_weights("weights", weights or DEFAULT_WEIGHTS)
+    weights = weights or DEFAULT_WEIGHTS
+    check_head_weights("weights", weights)
     if main.format == "onnx":
         check_extra("Adding a drafter", main.format)
     eos = old.manifest.tokenizer.eos_token_ids
-    return HeadPlan.of(read_head(source.fetched, main.geometry), source, eos, weights, *asked, progress)
+    return HeadPlan(read_head(source.fetched, main.geometry), source, eos, weights, *asked, progress)
 
 
 def is_model(path: Path) -> bool:

@@ -210,17 +210,17 @@ class Export:
     def _plan_head(self, main: Plan) -> HeadPlan | None:
         """The plan of a drafter that reads hidden states: the named one, or that in the main model's own files.
 
-        Raises as `read_head` and `HeadPlan.of`.
+        Raises as `read_head` and `HeadPlan`.
         """
-        weights = self.request.draft_weights
+        weights = self.request.draft_weights or DEFAULT_WEIGHTS
         options = eos_of(main), weights, *self._diet, self.progress
         if self._drafter is not None:
-            return HeadPlan.of(read_head(self._drafter.fetched, main.geometry), self._drafter, *options)
+            return HeadPlan(read_head(self._drafter.fetched, main.geometry), self._drafter, *options)
         own = find_own(main, self.progress) if self._takes_own else None
         if own is None:
             return None
-        check_head_weights("draft_weights", weights or DEFAULT_WEIGHTS)
-        head = HeadPlan.of(own.read(main.geometry), main.source, *options)
+        check_head_weights("draft_weights", weights)
+        head = HeadPlan(own.read(main.geometry), main.source, *options)
         self.progress.note(f"Its own MTP module comes along as drafter '{head.kind}'. --draft none leaves it out.")
         return head
 

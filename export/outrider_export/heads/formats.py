@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,12 @@ from outrider.models.backends.taps import LAST, after_layers
 from outrider_export.diet.diet import read_trained
 from outrider_export.direct.rope import rope_of
 from outrider_export.heads import assistant, dspark, qwen
-from outrider_export.heads.rotation import in_halves
 from outrider_export.sources import gguf_drafter
 from outrider_export.sources.gguf_file import DIVISORS
 from outrider_export.sources.safetensors import read_tensors
 from outrider_export.sources.source import architectures_of, configuring, read_json
 
+_ROTATED = re.compile(r"\.[qk]_(proj|norm)\.(weight|bias)\Z")
 EMBEDDING, MATRIX = "embed_tokens.weight", "lm_head.weight"  # where they are a drafter's own
 # By `architectures` in config.json, or `speculators_model_type`.
 KINDS = {
@@ -282,6 +282,32 @@ def _rotary(config: dict[str, Any], size: int) -> tuple[NDArray[np.float32], flo
     except (KeyError, TypeError, ValueError) as error:
         raise ExportError(f"config.json has {given}, which is not supported for drafters: {error}.") from error
     return rope.frequencies, rope.scale
+
+
+def in_halves(
+    tensors: Mapping[str, NDArray[Any]], size: int, frequencies: NDArray[np.float32], *, interleaved: bool
+) -> tuple[dict[str, NDArray[Any]], NDArray[np.float32]]:
+    """The tensors, and the frequencies float32 [size / 2], for graphs that rotate number i with number i + size / 2.
+
+    Other orders are those of neighbours (2i with 2i + 1), and of heads of which only the first numbers are rotated. No
+    product of queries and keys depends on the order of a head's numbers, so reordering both changes nothing else.
+
+    size: numbers of a head. frequencies: float32 [n], for the first 2n of these. interleaved: neighbours are rotated.
+    """
+    count = len(frequencies)
+    if not interleaved and 2 * count == size:
+        return dict(tensors), frequencies
+    rotated, rest = np.arange(2 * count), np.arange(2 * count, size)
+    first, second = (rotated[::2], rotated[1::2]) if interleaved else (rotated[:count], rotated[count:])
+    half = len(rest) // 2
+    order = np.concatenate([first, rest[:half], second, rest[half:]])
+    made = {
+        name: values.reshape(-1, size, *values.shape[1:])[:, order].reshape(values.shape)
+        if _ROTATED.search(name)
+        else values
+        for name, values in tensors.items()
+    }
+    return made, np.concatenate([frequencies, np.zeros(half, np.float32)])
 
 
 def _windows(config: dict[str, Any]) -> dict[str, float]:

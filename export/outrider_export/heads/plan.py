@@ -24,41 +24,26 @@ def is_head(source: Located) -> bool:
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """A drafter's checkpoint that was read and checked.
+    """A drafter's checkpoint that was read, before anything is converted.
 
-    eos_token_ids: the main model's. num_tokens, corpus: of `check_diet`.
+    Raises:
+        OptionError: for a number of tokens, where it has an output matrix of its own.
     """
 
     head: HeadCheckpoint
-    source: Located
+    source: Located  # of its files
+    eos_token_ids: tuple[int, ...]  # the main model's
     weights: str
-    eos_token_ids: tuple[int, ...]
-    num_tokens: int | None
+    num_tokens: int | None  # this and the corpus: of `check_diet`
     corpus: list[str]
     progress: Progress
 
-    @classmethod
-    def of(
-        cls,
-        head: HeadCheckpoint,
-        source: Located,
-        eos_token_ids: tuple[int, ...],
-        weights: str | None,
-        num_tokens: int | None,
-        corpus: list[str],
-        progress: Progress,
-    ) -> HeadPlan:
-        """Plan a drafter that was read, before anything is converted. source: of its files.
-
-        Raises:
-            OptionError: for a number of tokens, where it has an output matrix of its own.
-        """
-        if not head.uses_main_matrix and (num_tokens is not None or corpus):
+    def __post_init__(self) -> None:
+        if not self.head.uses_main_matrix and (self.num_tokens is not None or self.corpus):
             raise OptionError(
-                f"draft_vocab is for drafters with a part of the main model's output matrix, and this {head.kind} "
+                f"draft_vocab is for drafters with a part of the main model's output matrix, and this {self.head.kind} "
                 "drafter has none. Leave it out."
             )
-        return cls(head, source, weights or DEFAULT_WEIGHTS, eos_token_ids, num_tokens, corpus, progress)
 
     @property
     def kind(self) -> str:
