@@ -152,7 +152,7 @@ def test_only_shared_tokens_are_kept(
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"draft": None, "draft_vocab": 100}, "are for a draft model, and none is named"),
-    ({"draft": None, "draft_vocab_corpus": "c.txt"}, "are for a draft model, and none is named"),
+    ({"draft": None, "draft_vocab_corpus": __file__}, "are for a draft model, and none is named"),
     ({"draft_vocab": -1}, "draft_vocab=-1 is not a number of tokens"),
     ({"draft_vocab": "most"}, "draft_vocab='most' is not a number of tokens"),
     ({"draft_vocab": 4}, "draft_vocab=4 leaves no room for text: 4 special tokens are always proposed"),

@@ -32,7 +32,7 @@ from outrider_export.describe.special_tokens import eos_of
 from outrider_export.diet.diet import Diet, check_diet, plan_diet
 from outrider_export.encoder_decoder import job as encoder_decoder
 from outrider_export.heads.formats import read_head
-from outrider_export.heads.own import find_own, may_have_own
+from outrider_export.heads.own import find_own
 from outrider_export.heads.plan import DEFAULT_WEIGHTS, HeadPlan, is_head
 from outrider_export.heads.write import check_head_weights
 from outrider_export.progress import ForModel, Notes, Progress, Silent
@@ -131,7 +131,7 @@ class Export:
             draft = locate(request.draft, request.draft_revision)
             asked.append(_Asked("draft", draft, draft_form, request.draft_weights))
         self._adapter = None if request.adapter is None else check_adapter(request.adapter)
-        self._takes_own = request.draft is None and may_have_own(source)
+        self._takes_own = request.draft is None
         has_draft = len(asked) > 1 or self._takes_own
         self._diet = check_diet(has_draft, request.draft_vocab, request.draft_vocab_corpus)
         for each in asked:

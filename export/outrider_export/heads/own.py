@@ -11,7 +11,6 @@ Source: llama.cpp, conversion/qwen.py and gguf-py/gguf/constants.py.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,16 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.bundle.manifest import Geometry
-from outrider.errors import ExportError
 from outrider_export.describe.plan import Plan
 from outrider_export.heads import qwen
 from outrider_export.heads.formats import HeadCheckpoint, make_head
 from outrider_export.progress import Progress
 from outrider_export.sources.gguf_file import GGUFHeader
 from outrider_export.sources.gguf_names import from_gguf, to_gguf
-from outrider_export.sources.gguf_reader import read_header
 from outrider_export.sources.safetensors import tensors_of
-from outrider_export.sources.source import Located
 
 NAME = "mtp"  # of the drafter, and its kind
 _PREFIX = re.compile(r"^(?:model\.|language_model\.)*mtp\.")
@@ -78,17 +74,6 @@ class OwnModule:
             values = np.array(values_of(header, theirs))
             made[ours] = values - np.float32(1) if qwen.is_norm(ours) else values
         return made
-
-
-def may_have_own(source: Located) -> bool:
-    """Whether a main model may have a module. True for one on the hub, and for damaged files: it is not known yet."""
-    if source.path is None:
-        return True
-    with contextlib.suppress(ExportError):  # planning says what is wrong
-        if source.kind == "gguf":
-            return bool(_gguf_names(read_header(source.path)))
-        return any(map(_PREFIX.match, tensors_of(source.path)))
-    return True
 
 
 def find_own(plan: Plan, progress: Progress) -> OwnModule | None:
