@@ -134,17 +134,8 @@ def _convert(
         encoder_decoder.check_written(folder, target.new / plan.encoder.folder, geometry)
     else:
         geometry = _check_model(plan.format, folder, geometry)
-    return ModelEntry(
-        folder=plan.role,
-        format=plan.format,
-        weights=plan.weights,
-        geometry=geometry,
-        vocab_size=len(plan.vocabulary),
-        vocab_sha256=plan.vocabulary.sha256,
-        source=_describe_source(plan, recipe),
-        encoder=plan.encoder,
-        vision=plan.vision,
-    )
+    packages = _PACKAGES["onnx" if plan.format == "onnx" else "direct" if plan.direct else "convert"]
+    return describe_model(plan, geometry, plan.source.kind, recipe | {name: version_of(name) for name in packages})
 
 
 def _check_model(format: Format, folder: Path, geometry: Geometry) -> Geometry:  # noqa: A002
@@ -170,13 +161,18 @@ def convert_tokenizer(plan: Plan, folder: Path, trust_remote_code: bool, progres
     run_child("outrider_export.tokenizers.job", job, f"The tokenizer of {plan.source.id} cannot be converted", progress)
 
 
-def _describe_source(plan: Plan, recipe: dict[str, str]) -> Source:
-    packages = _PACKAGES["onnx" if plan.format == "onnx" else "direct" if plan.direct else "convert"]
-    return Source(
-        id=plan.source.id,
-        kind=plan.source.kind,
-        revision=plan.source.revision,
-        recipe=recipe | {name: version_of(name) for name in packages},
+def describe_model(plan: Plan, geometry: Geometry, kind: str, recipe: dict[str, str]) -> ModelEntry:
+    """Describe a model in the bundle's folder of its role. kind, recipe: of its source."""
+    return ModelEntry(
+        folder=plan.role,
+        format=plan.format,
+        weights=plan.weights,
+        geometry=geometry,
+        vocab_size=len(plan.vocabulary),
+        vocab_sha256=plan.vocabulary.sha256,
+        source=Source(id=plan.source.id, kind=kind, revision=plan.source.revision, recipe=recipe),
+        encoder=plan.encoder,
+        vision=plan.vision,
     )
 
 

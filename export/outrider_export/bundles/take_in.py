@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 
 from outrider.bundle.folder import Bundle
-from outrider.bundle.manifest import ModelEntry, Source
+from outrider.bundle.manifest import ModelEntry
 from outrider.errors import ExportError, OptionError
-from outrider_export.bundles.convert_model import convert_tokenizer
+from outrider_export.bundles.convert_model import convert_tokenizer, describe_model
 from outrider_export.bundles.export import finish
 from outrider_export.describe.geometry import check_architecture, geometry_of_config, geometry_of_genai
 from outrider_export.describe.pairing import pair_vocabularies
@@ -177,12 +177,5 @@ def _take(model: _Found, tokenizer: str | None, bundle: Path, progress: Progress
         convert_tokenizer(plan, bundle / tokenizer, False, progress)
     file = model.file.relative_to(plan.path).as_posix()
     recipe = {"route": "import", "file": file} | {name: version(name) for name in ("onnx", "openvino-tokenizers")}
-    return ModelEntry(
-        folder=plan.role,
-        format="onnx",
-        weights=plan.weights,
-        geometry=msgspec.structs.replace(plan.geometry, sliding_windows=(0,) * plan.geometry.num_layers),
-        vocab_size=len(plan.vocabulary),
-        vocab_sha256=plan.vocabulary.sha256,
-        source=Source(id=plan.source.id, kind="onnx", revision=plan.source.revision, recipe=recipe),
-    )
+    geometry = msgspec.structs.replace(plan.geometry, sliding_windows=(0,) * plan.geometry.num_layers)
+    return describe_model(plan, geometry, "onnx", recipe)
