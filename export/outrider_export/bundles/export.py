@@ -228,7 +228,7 @@ class Export:
         """Convert tokenizers and models, and finish the bundle."""
         progress = self.progress
         pairings = [pair_vocabularies(plans[0], plan, progress) for plan in plans[1:]]
-        diets: list[Diet | None] = [None] + [
+        diets = [
             None if plan.encoder else plan_diet(plan, pairing, *self._diet)
             for plan, pairing in zip(plans[1:], pairings, strict=True)
         ]
@@ -239,7 +239,7 @@ class Export:
         plans = [dataclasses.replace(p, encoder=encoder) for p, encoder in zip(plans, encoders, strict=True)]
         entries = []
         with start(self._tokenizers(target, plans, folders)) as tokenizers:
-            for plan, folder, diet in zip(plans, folders, diets, strict=True):
+            for plan, folder, diet in zip(plans, folders, [None, *diets], strict=True):
                 if diet is not None or not plan.direct:  # PyTorch takes minutes
                     for each in tokenizers:
                         each.result()
