@@ -24,7 +24,7 @@ from exports import Recorder
 from outrider.bundle import Bundle, read_bundle
 from outrider.errors import ExportError
 from outrider_export.child import _one_line
-from tiny import TEMPLATE, gguf_name_of, train_tokenizer, write_gguf
+from tiny import TEMPLATE, train_tokenizer, write_gguf
 
 # Conversions in this process: a child for each would load Python's libraries, PyTorch among them, some hundred times.
 
@@ -290,12 +290,6 @@ def make_gguf(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return path
 
     return make
-
-
-@pytest.fixture(scope="session")
-def gguf_name() -> Any:
-    """`gguf_name("model.norm.weight")`: its name in a GGUF file; None for what is left out."""
-    return gguf_name_of
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ WHISPER_SHAPE: dict[str, Any] = {
 }  # fmt: skip
 MARIAN_SHAPE: dict[str, Any] = {  # that of OPUS-MT, but for the sizes
     "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "max_position_embeddings": 512,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "max_position_embeddings": 256,
     "activation_function": "swish", "scale_embedding": True,
 }  # fmt: skip
 LANGUAGES = ("en", "de", "ja")
@@ -179,7 +179,7 @@ def write_marian(folder: Path, seed: int = 9, change: Callable[[Any], None] | No
     model.final_logits_bias.normal_()
     model.final_logits_bias[0, 0] = -10.0  # so that texts are long
     model.final_logits_bias[0, pad] = 1000.0
-    model.generation_config = GenerationConfig(**special, bad_words_ids=[[pad]], num_beams=4, max_length=512)
+    model.generation_config = GenerationConfig(**special, bad_words_ids=[[pad]], num_beams=4, max_length=256)
     if change is not None:
         change(model)
     model.save_pretrained(folder)
