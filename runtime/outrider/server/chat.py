@@ -13,6 +13,7 @@ from outrider.server.protocol.requests import ChatRequest
 from outrider.types import TokenLogprobs
 
 Table: TypeAlias = dict[str, Any]
+_CHUNK = "chat.completion.chunk"
 
 
 def _to_chat(body: bytes, _: Conversations) -> Wanted:
@@ -46,17 +47,17 @@ def _events(answer: ServedAnswer, step: ChoicePiece) -> Iterator[Table]:
     """What a piece adds. The first event of a choice says whose turn it is."""
     number, chunk = step.said.number, step.chunk
     if step.is_first:
-        yield _chunk(answer, [_empty(number)])
+        yield answer.event(_CHUNK, [_empty(number)])
     more = {"logprobs": _logprobs(chunk.logprobs, answer.head.texts), **answer.tokens(chunk.tokens)}
     deltas = [delta for news in step.news if (delta := _delta(news))]
     for delta in deltas or ([{"content": ""}] if chunk.tokens else []):
-        yield _chunk(answer, [_piece(number, delta, **more)])
+        yield answer.event(_CHUNK, [_piece(number, delta, **more)])
         more = {}  # they come with the first of these events
     if chunk.result:
         ended = _piece(number, {}, finish_reason=step.said.finish_reason, seed=chunk.result.seed)
-        yield _chunk(answer, [ended], **(answer.timings if step.is_last and not answer.wants_usage else {}))
+        yield answer.event(_CHUNK, [ended], **(answer.timings if step.is_last and not answer.wants_usage else {}))
     if step.is_last and answer.wants_usage:
-        yield _chunk(answer, [], **answer.totals)
+        yield answer.event(_CHUNK, [], **answer.totals)
 
 
 def _piece(number: int, delta: Table, **more: Any) -> Table:
@@ -68,12 +69,7 @@ def _empty(number: int) -> Table:
 
 
 def _progress(answer: ServedAnswer, number: int, progress: Table) -> Table:
-    return _chunk(answer, [_empty(number)], prompt_progress=progress)
-
-
-def _chunk(answer: ServedAnswer, choices: Sequence[Table], **fields: Any) -> Table:
-    usage = {"usage": None} if answer.wants_usage else {}
-    return {"object": "chat.completion.chunk", "choices": [*choices], **usage, **answer.head.fields, **fields}
+    return answer.event(_CHUNK, [_empty(number)], prompt_progress=progress)
 
 
 def _logprobs(tokens: Sequence[TokenLogprobs] | None, texts: TokenTexts) -> Table | None:

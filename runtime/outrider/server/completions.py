@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from outrider.decoding.results import TextChunk
@@ -25,9 +25,9 @@ def _body(answer: ServedAnswer) -> dict[str, Any]:
 
 def _events(answer: ServedAnswer, step: ChoicePiece) -> Iterator[dict[str, Any]]:
     last = answer.timings if step.is_last and not answer.wants_usage else {}
-    yield _event(answer, [_choice(answer, step.said, step.chunk, is_first=step.is_first)], **last)
+    yield answer.event("text_completion", [_choice(answer, step.said, step.chunk, is_first=step.is_first)], **last)
     if step.is_last and answer.wants_usage:
-        yield _event(answer, [], **answer.totals)
+        yield answer.event("text_completion", [], **answer.totals)
 
 
 def _choice(answer: ServedAnswer, said: ServedChoice, chunk: TextChunk, *, is_first: bool) -> dict[str, Any]:
@@ -53,12 +53,7 @@ def _echo(prompt: Any, answer: ServedAnswer) -> str:
 
 def _progress(answer: ServedAnswer, number: int, progress: dict[str, Any]) -> dict[str, Any]:
     empty = {"index": number, "text": "", "finish_reason": None, "logprobs": None}
-    return _event(answer, [empty], prompt_progress=progress)
-
-
-def _event(answer: ServedAnswer, choices: Sequence[dict[str, Any]], **fields: Any) -> dict[str, Any]:
-    usage = {"usage": None} if answer.wants_usage else {}
-    return {"object": "text_completion", "choices": [*choices], **usage, **answer.head.fields, **fields}
+    return answer.event("text_completion", [empty], prompt_progress=progress)
 
 
 COMPLETIONS = Dialect("/v1/completions", "cmpl-", _to_chat, _events, _body, progress=_progress, last="[DONE]")

@@ -13,7 +13,7 @@ from outrider.decoding.results import AnswerToken, Result, TextChunk
 from outrider.inputs.reasoning import ReasoningFormat, Thought
 from outrider.inputs.tools import ToolCallDelta, ToolFormat
 from outrider.server.conversations import Conversations
-from outrider.server.errors import ApiError
+from outrider.server.errors import ApiError, shaped
 from outrider.server.logprobs import LocatedLogprobs, TextOffsets, TokenTexts
 from outrider.server.options import AnswerChoice, choices_of_chat, choices_of_completion
 from outrider.server.protocol.requests import ChatRequest, CompletionRequest, LoadRequest
@@ -224,6 +224,11 @@ class ServedAnswer:
         """Tokens of reasoning."""
         return sum(self.reading.count(result, self.head.texts) for result in self.results)
 
+    def event(self, kind: str, choices: Sequence[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+        """An event of a stream, as OpenAI's."""
+        usage = {"usage": None} if self.wants_usage else {}
+        return {"object": kind, "choices": [*choices], **usage, **self.head.fields, **fields}
+
     def tokens(self, tokens: Sequence[AnswerToken]) -> dict[str, Any]:
         """The field `tokens` of a choice, if it was asked for."""
         if not self.request.return_tokens:
@@ -271,18 +276,6 @@ def first_choice(wanted: Wanted) -> list[AnswerChoice]:
     return choices_of(wanted)[:1]
 
 
-def _nothing(_: ServedAnswer) -> Events:
-    return ()
-
-
-def _comment(_: str) -> Any:
-    return None
-
-
-def _as_openai(error: ApiError, _: int) -> Any:
-    return error.body
-
-
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """An API that answers prompts."""
@@ -292,9 +285,9 @@ class Dialect:
     to_chat: Callable[[bytes, Conversations], Wanted]  # what a body asks for. Raises ApiError with status 400
     events: Callable[[ServedAnswer, ChoicePiece], Events]  # of a stream, for a piece that was read
     body: Callable[[ServedAnswer], Any]  # of a response that is not streamed
-    begin: Callable[[ServedAnswer], Events] = _nothing  # events before the prompt is read
-    failure: Callable[[ApiError, int], Any] = _as_openai  # the last event of a stream that fails, and the number before
-    ping: Callable[[str], Any] = _comment  # an event of the model of this name in a silence; None: a comment
+    begin: Callable[[ServedAnswer], Events] = lambda _: ()  # events before the prompt is read
+    failure: Callable[[ApiError, int], Any] | None = None  # of a stream that fails, if that is not an error's body
+    ping: Callable[[str], Any] = lambda _: None  # an event of the model of this name in a silence; None: a comment
     progress: Callable[[ServedAnswer, int, dict[str, Any]], Any] | None = None  # how far a prompt is read
     choices: Callable[[Wanted], list[AnswerChoice]] = choices_of
     loaded: Callable[[LoadRequest, str], Any] | None = None  # the body after a model's load
@@ -306,6 +299,10 @@ class Dialect:
     def answer(self, wanted: Wanted, head: AnswerHead, choices: Sequence[AnswerChoice]) -> ServedAnswer:
         """An answer that has not begun."""
         return ServedAnswer(wanted, head, choices, locates=self.locates)
+
+    def failed(self, error: ApiError, num_events: int) -> Any:
+        """The last event of a stream that fails after so many."""
+        return shaped(error, self.path) if self.failure is None else self.failure(error, num_events)
 
     def whole(self, answer: ServedAnswer, results: Sequence[Result]) -> Any:
         """The body of a response to choices that have ended."""

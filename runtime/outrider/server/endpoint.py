@@ -181,7 +181,7 @@ class _Job:
                 answer = dialect.answer(self._wanted, step, self._choices)
                 bodies = dialect.begin(answer)
             elif isinstance(step, Exception):
-                yield self._written(dialect.failure(as_api_error(step), num_sent))
+                yield self._written(dialect.failed(as_api_error(step), num_sent))
                 return
             elif isinstance(step, tuple):
                 number, chunk = step

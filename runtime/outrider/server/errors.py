@@ -59,16 +59,11 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_
           429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error"}  # fmt: skip
 
 
-def in_anthropic_s_words(error: ApiError) -> dict[str, str]:
-    """An error as Anthropic's API says it."""
-    kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": kind, "message": error.body.error.message}
-
-
 def shaped(error: ApiError, path: str) -> object:
     """The body of an error in the shape that the API at this path has."""
     if path.startswith("/v1/messages"):
-        return {"type": "error", "error": in_anthropic_s_words(error)}
+        kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": error.body.error.message}}
     return {"error": error.body.error.message} if path.startswith("/api/") else error.body
 
 

@@ -11,7 +11,7 @@ import msgspec
 from outrider.decoding.results import Result
 from outrider.server.conversations import Conversations
 from outrider.server.dialect import ChoicePiece, Dialect, News, Part, ServedAnswer, ServedChoice, Wanted, first_choice
-from outrider.server.errors import ApiError, in_anthropic_s_words
+from outrider.server.errors import ApiError
 from outrider.server.options import BETWEEN_PARTS
 from outrider.server.protocol.loose import IGNORED
 from outrider.server.protocol.messages import (
@@ -228,10 +228,6 @@ def _ping(_: str) -> dict[str, Any]:
     return {"type": "ping"}
 
 
-def _failure(error: ApiError, _: int) -> dict[str, Any]:
-    return {"type": "error", "error": in_anthropic_s_words(error)}
-
-
 def _usage_of(result: Result) -> dict[str, int]:
     stats = result.stats
     return _usage(stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_generated_tokens)
@@ -252,6 +248,6 @@ def _input(written: str) -> Any:
 
 
 MESSAGES = Dialect(
-    "/v1/messages", "msg_", _to_chat, _events, _body, begin=_begin, failure=_failure, ping=_ping, choices=first_choice,
+    "/v1/messages", "msg_", _to_chat, _events, _body, begin=_begin, ping=_ping, choices=first_choice,
     named=True,
 )  # fmt: skip

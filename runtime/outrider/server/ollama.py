@@ -216,13 +216,9 @@ def _ping(line: Line, model: str) -> dict[str, Any]:
     return line(model) | {"done": False}
 
 
-def _failure(error: ApiError, _: int) -> dict[str, str]:
-    return {"error": error.body.error.message}
-
-
 def _dialect(path: str, to_chat: Callable[[bytes, Conversations], Wanted], line: Line) -> Dialect:
     return Dialect(
-        path, "ollama-", to_chat, partial(_events, line), partial(_body, line), failure=_failure,
+        path, "ollama-", to_chat, partial(_events, line), partial(_body, line),
         ping=partial(_ping, line), choices=first_choice, loaded=_loaded, lines=True,
     )  # fmt: skip
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 # llguidance's own limits, half of which no usual schema reaches
 MAX_LEXER_STATES = 100_000  # of one answer, of 0.1 to 2 kB each
@@ -38,18 +36,6 @@ def check_length(num_characters: int) -> None:
     """Raise ValueError for a grammar that is longer than `MOST_CHARACTERS`."""
     if num_characters > MOST_CHARACTERS:
         raise ValueError(f"it has {num_characters:,} characters, and {MOST_CHARACTERS:,} can be followed")
-
-
-def entries_of(schema: object) -> Iterator[tuple[str, Any]]:
-    """All keys of a schema with their values, at every level."""
-    values: list[Any] = [schema]
-    while values:
-        value = values.pop()
-        if isinstance(value, Mapping):
-            yield from value.items()
-            values += value.values()
-        elif isinstance(value, list | tuple):
-            values += value
 
 
 _CHEAP_COPIES = 2_000  # of a part that counts repeat, one of them within another

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from outrider.system.guard import is_interrupt
 from outrider.system.listed import ListedOnce
-from outrider.tokens.grammar.limits import check_length, entries_of, is_cheap
+from outrider.tokens.grammar.limits import check_length, is_cheap
 
 DEEPEST_LEVELS = 128  # levels; llguidance reads no schema that has more
 # Keywords with schemas within, of those that llguidance 1.9 implements; from its `json/schema.rs`.
@@ -41,6 +41,7 @@ _LARGE_BOUND = 10**15  # from which on llguidance may not take it
 # Pydantic's pattern of a Decimal, in words of Rust's regex crate: a number with one digit at least.
 _SAME_PATTERNS = {r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+\.?\d*|\.\d+)$"}
 
+_REFERENCE = re.compile(r'"\$ref": ("#/(?:[^"\\]|\\.)*")')
 _LOOK_AROUND = re.compile(r"\(\?(?:[=!]|<[=!])")  # which it has not
 
 _SAID = ListedOnce(logging.getLogger("outrider"), "Of the schema of %s, this is not followed: %s.")
@@ -80,9 +81,10 @@ def widened(schema: Any, *, strict: bool = False) -> tuple[Any, list[str]]:
         ValueError: for one that is too long, and for a strict one of which something cannot be followed, with the
             place.
     """
-    check_length(len(json.dumps(schema, default=dict)))
+    text = json.dumps(schema, default=dict)
+    check_length(len(text))
     widening = _Widening(schema)
-    made = _walked(schema, widening.change, others=_tables_of(schema))
+    made = _walked(schema, widening.change, others=_tables_of(text))
     if strict and widening.left_out:
         raise ValueError(
             f"{widening.left_out[0]} cannot be followed, and the schema is strict. Leave it out, or set strict to false"
@@ -119,10 +121,9 @@ def _table(value: Any, change: Change, place: str, depth: int, *, is_table: bool
     return {name: go_on(each, change, _at(place, name), depth + 1) for name, each in value.items()}
 
 
-def _tables_of(schema: Any) -> frozenset[str]:
-    """Keywords of a schema that its references lead into, besides usual ones."""
-    places = (place for key, place in entries_of(schema) if key == "$ref" and isinstance(place, str))
-    return frozenset(_names_in(place)[0] for place in places if place.startswith("#/")) - _OF_VALUES
+def _tables_of(text: str) -> frozenset[str]:
+    """Keywords of a schema, which is given as JSON, that its references lead into, besides usual ones."""
+    return frozenset(_names_in(json.loads(place))[0] for place in _REFERENCE.findall(text)) - _OF_VALUES
 
 
 def _at(place: str, name: object) -> str:
