@@ -7,7 +7,7 @@ import base64
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from threading import Event
 from typing import Any, TypeVar
@@ -64,11 +64,8 @@ async def _answer(answer: Callable[[Service, Request], Any], service: Service, r
 async def _embeddings(service: Service, request: Request) -> Response:
     asked, texts = await read_json(service, request, _embedding_texts)
     model = service.models.encoders.find(asked.model, "embedding")
-
-    def embed(embedder: Embedder, cancel: Event) -> Embeddings:
-        return embedder.embed(texts, dimensions=asked.dimensions, truncate=bool(asked.truncate), cancel=cancel)
-
-    made = await _run(service, request, model, embed)
+    options = {"dimensions": asked.dimensions, "truncate": bool(asked.truncate)}
+    made = await _embedded(service, request, model, texts, **options)
     in_base64 = asked.encoding_format == "base64"
     rows = made.vectors.tolist()
     if in_base64:
@@ -84,11 +81,8 @@ async def _ollama_embed(service: Service, request: Request) -> Response:
     model = service.models.encoders.find(asked.model.removesuffix(":latest"), "embedding")
     if not texts:  # a client asks so whether a model is there
         return as_json({"model": asked.model, "embeddings": []})
-
-    def embed(embedder: Embedder, cancel: Event) -> Embeddings:
-        return embedder.embed(texts, dimensions=asked.dimensions, truncate=asked.truncate is not False, cancel=cancel)
-
-    made = await _run(service, request, model, embed)
+    options = {"dimensions": asked.dimensions, "truncate": asked.truncate is not False}
+    made = await _embedded(service, request, model, texts, **options)
     answer = {
         "model": asked.model,
         "embeddings": made.vectors.tolist(),
@@ -102,12 +96,17 @@ async def _ollama_embed(service: Service, request: Request) -> Response:
 async def _ollama_embeddings(service: Service, request: Request) -> Response:
     asked = await read_json(service, request, partial(_read, kind=OllamaEmbeddingRequest))
     model = service.models.encoders.find(asked.model.removesuffix(":latest"), "embedding")
-
-    def embed(embedder: Embedder, cancel: Event) -> Embeddings:
-        return embedder.embed([asked.prompt], truncate=True, cancel=cancel)
-
-    made = await _run(service, request, model, embed)
+    made = await _embedded(service, request, model, [asked.prompt], truncate=True)
     return as_json({"embedding": made.vectors[0].tolist()})
+
+
+async def _embedded(
+    service: Service, request: Request, model: TextEncoder, texts: Sequence[str | list[int]], **options: Any
+) -> Embeddings:
+    def embed(embedder: Embedder, cancel: Event) -> Embeddings:
+        return embedder.embed(texts, cancel=cancel, **options)
+
+    return await _run(service, request, model, embed)
 
 
 async def _rerank(service: Service, request: Request) -> Response:

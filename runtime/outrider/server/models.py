@@ -130,18 +130,15 @@ class Models:
 
     def known(self, name: str) -> Model:
         """The model of exactly this name. Raises as `find`."""
-        if name not in self._models:
-            raise self._unknown(name)
-        return self._models[name]
-
-    def _unknown(self, name: str) -> ApiError:
+        if name in self._models:
+            return self._models[name]
         shown = name[:100]
         message = f"There is no model '{shown}'. {nearest(shown, self._models)}"
         if not name:
             message = f"The request names no model. {nearest(shown, self._models)}"
         elif name in self.encoders.by_name:
             message = f"There is no model '{shown}' that writes. {nearest(shown, self._models)}"
-        return ApiError(404, message, param="model", code="model_not_found")
+        raise ApiError(404, message, param="model", code="model_not_found")
 
     def info(self, name: str) -> ModelInfo:
         """What is known of the model of exactly this name, whatever it does. Raises as `find`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, cast
 
 import msgspec
 from starlette.requests import Request
@@ -13,7 +13,6 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from outrider.engine.engine import Engine
-from outrider.server.dialect import choices_of
 from outrider.server.endpoint import Service, as_json, read_json
 from outrider.server.errors import ApiError
 from outrider.server.messages import read_message_fields
@@ -24,6 +23,7 @@ from outrider.server.protocol.reading import read_fields
 from outrider.server.protocol.requests import ChatRequest, NotNegative
 from outrider.server.responses import chat_of_items
 
+_OPENAI = {"object": "response.input_tokens"}
 _OF_TOKENS = ("return_token_strs", "add_special_tokens")  # of a chat that is not answered
 
 
@@ -59,9 +59,9 @@ def tokenizing_routes(service: Service) -> list[BaseRoute]:
         "/tokenize": _tokenize,
         "/detokenize": _detokenize,
         "/apply-template": _apply_template,
-        "/v1/chat/completions/input_tokens": _count_chat,
-        "/v1/responses/input_tokens": _count_items,
-        "/v1/messages/count_tokens": _count_messages,
+        "/v1/chat/completions/input_tokens": partial(_count, _chat_of, _OPENAI),
+        "/v1/responses/input_tokens": partial(_count, _chat_of_items, _OPENAI),
+        "/v1/messages/count_tokens": partial(_count, lambda _, fields: read_message_fields(fields), {}),
     }
     return [Route(path, partial(_answer, task, service), methods=["POST"]) for path, task in tasks.items()]
 
@@ -135,34 +135,29 @@ def _detokenize(service: Service, fields: dict[str, Any]) -> Task:
 
 
 def _apply_template(service: Service, fields: dict[str, Any]) -> Task:
-    asked = read_fields(fields, ChatRequest)
+    asked = _chat_of(service, fields)
     choice = choices_of_chat(asked)[0]
     return service.models.find(asked.model), lambda engine: {"prompt": engine.render(choice.prompt, **_options(choice))}
 
 
-def _count_chat(service: Service, fields: dict[str, Any]) -> Task:
-    asked = read_fields(fields, ChatRequest)
-    return _count(service, asked.model, choices_of_chat(asked)[0], _as_openai)
+def _chat_of(_: Service, fields: dict[str, Any]) -> ChatRequest:
+    return read_fields(fields, ChatRequest)
 
 
-def _count_items(service: Service, fields: dict[str, Any]) -> Task:
-    asked = read_fields(fields, ResponseRequest)
-    choice = choices_of(chat_of_items(asked, service.conversations))[0]
-    return _count(service, asked.model, choice, _as_openai)
+def _chat_of_items(service: Service, fields: dict[str, Any]) -> ChatRequest:
+    return cast("ChatRequest", chat_of_items(read_fields(fields, ResponseRequest), service.conversations).request)
 
 
-def _count_messages(service: Service, fields: dict[str, Any]) -> Task:
-    asked = read_message_fields(fields)
-    return _count(service, asked.model, choices_of_chat(asked)[0], lambda count: {"input_tokens": count})
-
-
-def _as_openai(count: int) -> dict[str, Any]:
-    return {"object": "response.input_tokens", "input_tokens": count}
-
-
-def _count(service: Service, name: str, choice: AnswerChoice, body: Callable[[int], Any]) -> Task:
-    model, _ = service.models.find_adapted(name)
-    return model, lambda engine: body(len(_token_ids(engine, choice)))
+def _count(
+    read: Callable[[Service, dict[str, Any]], ChatRequest],
+    more: dict[str, str],
+    service: Service,
+    fields: dict[str, Any],
+) -> Task:
+    """The number of a chat's tokens. more: other fields of the body."""
+    asked = read(service, fields)
+    (model, _), choice = service.models.find_adapted(asked.model), choices_of_chat(asked)[0]
+    return model, lambda engine: {**more, "input_tokens": len(_token_ids(engine, choice))}
 
 
 def _token_ids(engine: Engine, choice: AnswerChoice) -> list[int]:
