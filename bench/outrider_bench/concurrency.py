@@ -34,7 +34,7 @@ from outrider_bench.modes.name import ModeName
 from outrider_bench.modes.peers.known import PEERS
 from outrider_bench.modes.setup import Setup
 from outrider_bench.prompts import BenchPrompt, encode_prompts
-from outrider_bench.report.summary import median_and_range, median_ratio, ratio_interval
+from outrider_bench.report.summary import compare
 from outrider_bench.runs.workers import RemoteMode, RunFailed, start_workers
 
 WARM_UP_TOKENS = 8
@@ -57,6 +57,11 @@ class MeasuredLoad:
         """Decoded tokens per second of all requests, after the first of each; 0 if noise exceeds decoding."""
         seconds = self.batch.seconds - self.read_seconds
         return (self.batch.num_tokens - len(self.batch.token_ids)) / seconds if seconds > 0 else 0.0
+
+    @property
+    def total_seconds(self) -> float:
+        """From the start of the first request to the end of the last."""
+        return self.batch.seconds
 
     @property
     def end_to_end(self) -> float:
@@ -177,27 +182,14 @@ def summarize(measured: Sequence[MeasuredLoad], levels: Sequence[int], names: Se
         for name, own in found.items():
             if not own:
                 continue
-            both = [(own[repeat], others[repeat]) for repeat in own if repeat in others]
-            decode = [
-                one.tokens_per_second / other.tokens_per_second
-                for one, other in both
-                if one.tokens_per_second and other.tokens_per_second
-            ]
-            rate, rates = median_and_range([one.tokens_per_second for one in own.values()])
             rows.append(
                 {
                     "num_requests": level,
                     "num_answers": len(reference),
                     "mode": name,
-                    "num_repeats": len(own),
-                    "tokens_per_second": rate,
-                    "tokens_per_second_range": rates,
-                    "speed_up": median_ratio(decode),
-                    "speed_up_interval": ratio_interval(decode),
-                    "seconds": statistics.median(one.batch.seconds for one in own.values()),
+                    **compare(own, others),
                     "read_seconds": statistics.median(one.read_seconds for one in own.values()),
                     "end_to_end_tokens_per_second": statistics.median(one.end_to_end for one in own.values()),
-                    "end_to_end": median_ratio([one.end_to_end / other.end_to_end for one, other in both]),
                     "identical": sum(
                         all(one.batch.token_ids[i] == token_ids for one in own.values())
                         for i, token_ids in enumerate(reference)

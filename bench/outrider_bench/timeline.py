@@ -160,13 +160,27 @@ def summarise(timeline: Timeline) -> dict[str, Any]:
     """
     rounds = timeline.rounds
     shares: dict[tuple[int, str], float] = defaultdict(float)
+    calls: dict[str, list[TraceSpan]] = defaultdict(list)  # by device
+    busy: dict[str, float] = defaultdict(float)
     for seconds, active in _stretches([*rounds, *timeline.of("device"), *timeline.of("host")]):
-        if any(span.kind == "request" for span in active):
-            num_busy = len({span.lane for span in active if span.kind == "device"})
-            inner = max((span for span in active if span.kind == "host"), key=lambda span: span.depth, default=None)
-            shares[num_busy, inner.name if inner else "between"] += seconds
+        if not any(span.kind == "request" for span in active):
+            continue
+        running = [span for span in active if span.kind == "device"]
+        for span in running:
+            busy[span.lane] += seconds
+            if span not in calls[span.lane][-1:]:
+                calls[span.lane].append(span)
+        inner = max((span for span in active if span.kind == "host"), key=lambda span: span.depth, default=None)
+        shares[len({span.lane for span in running}), inner.name if inner else "between"] += seconds
     total = sum(shares.values())
-    devices = _devices(timeline, total)
+    devices = {
+        lane: {
+            "calls": len(mine),
+            "milliseconds": 1e3 * fmean(span.seconds for span in mine),
+            "share": busy[lane] / total,
+        }
+        for lane, mine in calls.items()
+    }
     num_checks = sum(device["calls"] for lane, device in devices.items() if lane.startswith("main"))
     idle = sum(seconds for (num_busy, _), seconds in shares.items() if not num_busy)
     while_idle = {name: seconds / total for (num_busy, name), seconds in shares.items() if not num_busy}
@@ -182,27 +196,6 @@ def summarise(timeline: Timeline) -> dict[str, Any]:
         "host_milliseconds": 1e3 * idle / max(num_checks, 1),
         "gap_milliseconds": 1e3 * median(gaps) if (gaps := _gaps(timeline)) else None,
         "is_whole": timeline.is_whole,
-    }
-
-
-def _devices(timeline: Timeline, total: float) -> dict[str, dict[str, Any]]:
-    """Of each device's lane, the calls within rounds."""
-    calls: dict[str, list[TraceSpan]] = defaultdict(list)
-    busy: dict[str, float] = defaultdict(float)
-    for seconds, active in _stretches([*timeline.rounds, *timeline.of("device")]):
-        if any(span.kind == "request" for span in active):
-            for span in active:
-                if span.kind == "device":
-                    busy[span.lane] += seconds
-                    if span not in calls[span.lane][-1:]:
-                        calls[span.lane].append(span)
-    return {
-        lane: {
-            "calls": len(mine),
-            "milliseconds": 1e3 * fmean(span.seconds for span in mine),
-            "share": busy[lane] / total,
-        }
-        for lane, mine in calls.items()
     }
 
 

@@ -1,11 +1,11 @@
-"""Measures what a new user waits for: from a GGUF file to the first token, the second start, memory, installed size.
+"""Measures what a new user waits for: from a GGUF file to the first token, the second start, memory.
 
     python bench/scripts/first_contact.py MODEL.gguf [DRAFT.gguf] [LLAMA_SERVER]
 
 Each row is a runtime; each figure comes from processes of their own, one after the other, which begin with empty
 caches: seconds from a process's start to its first token, beside two busy processes, and idle; then of the second start
-to its first and 33rd, its tokens per second, its memory (GB of its own, and of mapped files), and the size on disk of
-the package with all that it requires. Below a row of Outrider's is when each step of the idle first start began.
+to its first token, its tokens per second, and its memory (GB of its own, and of mapped files). Below a row of
+Outrider's is when each step of the idle first start began.
 Outrider runs the model as a new user has it, and if that is installed, in int4 on ONNX Runtime. LLAMA_SERVER is
 llama.cpp's program `llama-server`; without it that runtime is left out, and without DRAFT.gguf the pair is. For an idle
 machine, so it is run by hand.
@@ -96,29 +96,13 @@ try:
 finally:
     server.kill()
 """
-_SIZE = """
-import importlib.metadata as metadata, json, re, sys
-seen, left = set(), [sys.argv[1]]
-while left:
-    name = re.sub(r"[-_.]+", "-", left.pop()).lower()
-    if name in seen:
-        continue
-    try:
-        wanted = metadata.requires(name) or []
-    except metadata.PackageNotFoundError:
-        continue
-    seen.add(name)
-    left += [re.split(r"[ ;\\[<>=!~(]", each, maxsplit=1)[0] for each in wanted if "extra ==" not in each]
-files = [path.locate() for name in seen for path in metadata.files(name) or ()]
-print(sum(path.stat().st_size for path in files if path.is_file()) / 1e6)
-"""
 
 
-def run(python: str, program: str, environment: dict[str, str]) -> tuple[list[float], dict[str, Any]]:
+def run(program: str, environment: dict[str, str]) -> tuple[list[float], dict[str, Any]]:
     """Start a program: the seconds of its tokens since then, and what it printed."""
     code = _COMMON + program.replace("PROMPT", repr(PROMPT)).replace("NUM", str(NUM_TOKENS))
     began = time.time()
-    done = subprocess.run([python, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     if done.returncode or not done.stdout.strip():
         raise SystemExit(f"A program failed:\n{done.stderr[-2000:]}")
     found = json.loads(done.stdout.strip().splitlines()[-1])
@@ -126,46 +110,39 @@ def run(python: str, program: str, environment: dict[str, str]) -> tuple[list[fl
     return [at - began for at in found["times"]], found
 
 
-def run_busy(python: str, program: str, environment: dict[str, str]) -> float:
+def run_busy(program: str, environment: dict[str, str]) -> float:
     """The seconds to the first token beside two busy processes."""
-    busy = [subprocess.Popen([python, "-c", "while True: pass"]) for _ in range(2)]
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     try:
-        return run(python, program, environment)[0][0]
+        return run(program, environment)[0][0]
     finally:
         for each in busy:
             each.kill()
 
 
-def size_of(python: str, package: str) -> float:
-    """MB of a package, and of all that it requires."""
-    done = subprocess.run([python, "-c", _SIZE, package], capture_output=True, text=True, check=True)
-    return float(done.stdout)
-
-
 def main(model: str, draft: str | None, llama: str | None) -> None:
     """Print the table."""
-    runs: list[tuple[str, str, str, str, dict[str, str]]] = []
+    runs: list[tuple[str, str, dict[str, str]]] = []
     programs = [("outrider", _OUTRIDER)] + ([("outrider, ONNX", _ONNX)] if find_spec("onnxruntime") else [])
     for name, program in programs:
-        runs.append((name, sys.executable, program, "outrider", {}))
+        runs.append((name, program, {}))
         if draft:
-            runs.append((f"{name}, pair", sys.executable, program, "outrider", {"DRAFT": draft}))
-    runs.append(("openvino-genai", sys.executable, _GENAI, "openvino-genai", {}))
+            runs.append((f"{name}, pair", program, {"DRAFT": draft}))
+    runs.append(("openvino-genai", _GENAI, {}))
     if llama:
-        runs.append(("llama.cpp", sys.executable, _LLAMA, "", {"LLAMA": llama}))
+        runs.append(("llama.cpp", _LLAMA, {"LLAMA": llama}))
     print(f"{Path(model).name}" + (f" with {Path(draft).name}" if draft else ""))
-    columns = "busy", "first token", "again", f"{NUM_TOKENS} tokens", "a second", "own GB", "mapped GB", "MB"
+    columns = "busy", "first token", "again", "a second", "own GB", "mapped GB"
     print(f"{'':20}" + "".join(f"{column:>13}" for column in columns))
-    for name, python, program, package, options in runs:
+    for name, program, options in runs:
         with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as cache:
             environment = {**os.environ, "MODEL": model, "CACHE": cache, "OUTRIDER_CACHE": cache, **options}
             environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package is compiled
-            busy = run_busy(python, program, environment | {"CACHE": first, "OUTRIDER_CACHE": first})
-            (begin, *_), idle = run(python, program, environment)
-            times, found = run(python, program, environment)
-        figures = [busy, begin, times[0], times[-1], (len(times) - 1) / (times[-1] - times[0])]
+            busy = run_busy(program, environment | {"CACHE": first, "OUTRIDER_CACHE": first})
+            (begin, *_), idle = run(program, environment)
+            times, found = run(program, environment)
+        figures = [busy, begin, times[0], (len(times) - 1) / (times[-1] - times[0])]
         figures += [found["memory"]["RssAnon"], found["memory"]["RssFile"]]
-        figures.append(size_of(python, package) if package else float("nan"))
         print(f"{name:20}" + "".join(f"{figure:13.2f}" for figure in figures), flush=True)
         for at, line in idle["steps"]:
             print(f"{at:33.1f}  {line}")

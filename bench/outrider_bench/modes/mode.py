@@ -26,6 +26,11 @@ class Run:
         seconds = self.total_seconds - self.first_token_seconds
         return (len(self.token_ids) - 1) / seconds if len(self.token_ids) > 1 and seconds > 0 else 0.0
 
+    @property
+    def end_to_end(self) -> float:
+        """Tokens per second of the whole request, reading the prompt included."""
+        return len(self.token_ids) / self.total_seconds
+
 
 class Mode(Protocol):
     """One way to decode. description: weights, precision, threads and version, in one line."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from outrider_bench.modes.mode import Run
@@ -42,10 +42,6 @@ def summarize_prompts(runs: Runs, tasks: Sequence[Task], modes: Sequence[str], r
             own = runs.get((number, mode))
             if not own:
                 continue
-            rate, rates = median_and_range([run.tokens_per_second for run in own.values()])
-            seconds, spread = median_and_range([run.total_seconds for run in own.values()])
-            decode, whole = _ratios(own, others, _decoding), _ratios(own, others, _whole)
-            reading = _ratios(own, others, _reading)
             first = others[min(others)].token_ids if others else None
             rows.append(
                 {
@@ -54,21 +50,31 @@ def summarize_prompts(runs: Runs, tasks: Sequence[Task], modes: Sequence[str], r
                     "mode": mode,
                     "num_prompt_tokens": len(task.token_ids),
                     "num_new_tokens": statistics.median(len(run.token_ids) for run in own.values()),
-                    "num_repeats": len(own),
-                    "tokens_per_second": rate,
-                    "tokens_per_second_range": rates,
-                    "seconds": seconds,
-                    "seconds_range": spread,
+                    **compare(own, others),
                     "first_token_seconds": statistics.median(run.first_token_seconds for run in own.values()),
-                    "reading": median_ratio(reading),
-                    "speed_up": median_ratio(decode),
-                    "speed_up_interval": ratio_interval(decode),
-                    "end_to_end": median_ratio(whole),
-                    "end_to_end_interval": ratio_interval(whole),
+                    "reading": median_ratio(_ratios(own, others, _reading)),
                     "identical": all(run.token_ids == first for run in own.values()),
                 }
             )
     return rows
+
+
+def compare(own: Mapping[int, Any], others: Mapping[int, Any]) -> dict[str, Any]:
+    """A mode's figures over its repeats, and their ratios to the reference's. Of a `Run` or a `MeasuredLoad` each."""
+    rate, rates = median_and_range([each.tokens_per_second for each in own.values()])
+    seconds, spread = median_and_range([each.total_seconds for each in own.values()])
+    decode, whole = _ratios(own, others, _decoding), _ratios(own, others, _whole)
+    return {
+        "num_repeats": len(own),
+        "tokens_per_second": rate,
+        "tokens_per_second_range": rates,
+        "seconds": seconds,
+        "seconds_range": spread,
+        "speed_up": median_ratio(decode),
+        "speed_up_interval": ratio_interval(decode),
+        "end_to_end": median_ratio(whole),
+        "end_to_end_interval": ratio_interval(whole),
+    }
 
 
 def summarize(runs: Runs, tasks: Sequence[Task], modes: Sequence[str], reference: str) -> list[dict[str, Any]]:
@@ -135,19 +141,19 @@ def profile(runs: Runs, modes: Sequence[str]) -> dict[str, dict[str, Any]]:
     return made
 
 
-def _decoding(run: Run) -> float:
-    return run.tokens_per_second
+def _decoding(run: Any) -> float:
+    return float(run.tokens_per_second)
 
 
 def _reading(run: Run) -> float:
     return 1 / run.first_token_seconds if run.first_token_seconds > 0 else 0.0
 
 
-def _whole(run: Run) -> float:
-    return len(run.token_ids) / run.total_seconds
+def _whole(run: Any) -> float:
+    return float(run.end_to_end)
 
 
-def _ratios(own: dict[int, Run], others: dict[int, Run], figure: Callable[[Run], float]) -> list[float]:
+def _ratios(own: Mapping[int, Any], others: Mapping[int, Any], figure: Callable[[Any], float]) -> list[float]:
     """A mode's figure by the reference's, for each repeat that both have. A single token has no decoding speed."""
     pairs = [(figure(own[repeat]), figure(others[repeat])) for repeat in sorted(own) if repeat in others]
     return [mine / other for mine, other in pairs if mine > 0 and other > 0]
