@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from outrider.decoding.replaying import Replaying
+from outrider.decoding.idle import Replaying
 from outrider.decoding.request_queue import RequestQueue
 from outrider.decoding.row_budget import RowBudget
 from outrider.testing import FakeBackend

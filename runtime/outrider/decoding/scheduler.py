@@ -15,11 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.decoding.answer import Answer, isolated
-from outrider.decoding.idle import IdleJob
+from outrider.decoding.idle import IdleJob, Replaying
 from outrider.decoding.observer import Observer
 from outrider.decoding.prefix_check import PrefixCheck
 from outrider.decoding.reading import Reading, draft_of
-from outrider.decoding.replaying import Replaying
 from outrider.decoding.rereading import Rereading
 from outrider.decoding.row_budget import RowBudget
 from outrider.decoding.slots import admit, release

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Protocol
 
 from outrider.drafters.references import MAX_TOKENS, References
 from outrider.drafters.suffix_automaton import Followers, SuffixAutomaton
@@ -142,7 +141,7 @@ class Suffix(Copier):
         for i in range(max(positions.start, sequence.num_prompt_tokens), positions.stop):
             next_tokens.add(token_ids[max(i - LONGEST_CONTEXT, 0) : i], token_ids[i])
 
-    def _sources(self, request: DraftRequest) -> list[_Source]:
+    def _sources(self, request: DraftRequest) -> list[_Own | _Other | _Said]:
         """Where the next draft tokens may come from; of equals the first wins."""
         index, context = self._indexes[request.sequence], request.sequence.token_ids
         references = (*self.references, *request.sequence.references)
@@ -168,16 +167,6 @@ class Suffix(Copier):
             for source in sources:
                 source.take(token_id)
         return Draft(token_ids, confidences=confidences)
-
-
-class _Source(Protocol):
-    """Candidates for the next draft token."""
-
-    def guess(self) -> tuple[int, float]:
-        """A candidate and its chance of acceptance; chance 0 if there is none."""
-
-    def take(self, token_id: int) -> None:
-        """Append a token of the draft."""
 
 
 class _Own:
