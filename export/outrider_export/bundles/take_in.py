@@ -10,7 +10,6 @@ onnx-community on the Hugging Face hub. The weights stay as they are; the graph 
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -125,7 +124,7 @@ def _look(role: str, source: Located, name: str | None, progress: Progress) -> _
     path = _choose(folder, name, genai)
     vocabulary = Vocabulary.of_folder(folder)
     graph = load(path)
-    if _NUM_LOGITS in (value.name for value in graph.graph.input):
+    if _NUM_LOGITS in {each.name for each in graph.graph.input} - {each.name for each in graph.graph.initializer}:
         add_default(graph, _NUM_LOGITS, 0)
     check_graph(graph.graph, path, geometry)
     write_head_size(graph.graph, geometry.head_size)
@@ -165,14 +164,7 @@ def _take(model: _Found, tokenizer: str | None, bundle: Path, progress: Progress
     """Copy a model to its folder in the bundle, and its tokenizer to the folder `tokenizer`, if any."""
     plan, folder = model.plan, bundle / model.plan.role
     progress.phase("copy", model.num_bytes)
-
-    # Copied, not linked: if the source is exported again, the bundle must not change.
-    def copy_file(file: Path, copy: Path) -> None:
-        shutil.copyfile(file, copy)
-        progress.advance(copy.stat().st_size)
-
-    save(model.graph, model.file.parent, folder, copy_file)
-    progress.advance(model.file.stat().st_size)
+    save(model.graph, model.file.parent, folder, progress.advance)
     if tokenizer:
         convert_tokenizer(plan, bundle / tokenizer, False, progress)
     file = model.file.relative_to(plan.path).as_posix()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import Path, PurePosixPath
@@ -14,7 +15,6 @@ from numpy.typing import NDArray
 from outrider.errors import ExportError, needs, one_line
 from outrider.system.files import FAULTS, reading, shown, why
 from outrider_export.onnx.graph import graphs_of
-from outrider_export.target import link_or_copy
 
 MODEL = "model.onnx"
 PIECE = 1 << 24  # bytes of weights that are read or written at a time
@@ -89,10 +89,11 @@ def _place_of(tensor: Any, folder: Path) -> tuple[str, int, int]:
     return name, int(numbers[0]), int(numbers[1])
 
 
-def save(model: Any, source: Path, folder: Path, copy_file: Callable[[Path, Path], object] = link_or_copy) -> None:
+def save(model: Any, source: Path, folder: Path, advance: Callable[[int], None]) -> None:
     """Write model.onnx into `folder`, and its weights from `source` as model.onnx.data, model.onnx.data_1, ….
 
-    copy_file: links or copies a file of weights to a path. Afterwards the model refers to the new files.
+    They are copied, not linked: if the source is exported again, the new files must not change. Afterwards the model
+    refers to these. advance: is called with bytes.
 
     Raises:
         ExportError: if a file of weights is missing or cut short.
@@ -102,12 +103,14 @@ def save(model: Any, source: Path, folder: Path, copy_file: Callable[[Path, Path
     names = {name: f"{MODEL}.data" + (f"_{i}" if i else "") for i, name in enumerate(data_files(model, source))}
     folder.mkdir(parents=True, exist_ok=True)
     for name, ours in names.items():
-        copy_file(source / name, folder / ours)
+        shutil.copyfile(source / name, folder / ours)
+        advance((folder / ours).stat().st_size)
     for tensor in _tensors(model):
         for entry in tensor.external_data:
             if entry.key == "location":
                 entry.value = names[entry.value]
     onnx.save(model, folder / MODEL)
+    advance((folder / MODEL).stat().st_size)
 
 
 def _tensors(model: Any) -> Iterator[Any]:
