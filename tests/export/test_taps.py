@@ -5,13 +5,13 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import openvino as ov
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM
 
+from answering import torch_model_of
 from calls import rows_of_call
 from outrider.bundle import Bundle, read_bundle
 from outrider.errors import BundleError
@@ -20,7 +20,6 @@ from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.backends.taps import hidden_states_of
 from outrider.types import Chunk, Exactness, Rounding, RowRule
 from outrider_export import export_bundle
-from tiny import SHAPE, gguf_name_of
 
 NAMES = ("hidden_states.0", "hidden_states.1", "hidden_states.2", "last_hidden_state")
 RULES = (RowRule(), RowRule(call=Rounding(8, 8)), RowRule(separate=True, dummy_rows=2))
@@ -37,16 +36,8 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     make, checkpoint = request.getfixturevalue("make_gguf"), request.getfixturevalue("tied")
     file = make(f"taps-{request.param}", checkpoint, quantisation=request.param)
     bundle = export_bundle(file, output=path / "bundle", weights="fp16" if request.param == "Q8_0" else "int4")
-    tensors = {
-        tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in gguf.GGUFReader(file).tensors
-    }
-    model = Qwen2ForCausalLM(Qwen2Config(**SHAPE)).eval()
-    state = {
-        name: torch.tensor(tensors[gguf_name_of(name) or ""]) for name in model.state_dict() if name != "lm_head.weight"
-    }
-    model.load_state_dict(state, strict=False)
     # The minima of Q4_1 are stored in a few bits.
-    return bundle, model, {"Q8_0": 1e-3, "Q4_1": 0.02}[request.param]
+    return bundle, torch_model_of(file), {"Q8_0": 1e-3, "Q4_1": 0.02}[request.param]
 
 
 def load(bundle: Bundle, features: tuple[str, ...], precision: str = "f32", rule: RowRule = RULES[0]) -> OpenVINOPaged:

@@ -18,10 +18,7 @@ PROMPTS = [f"{asked} {thing} number {i % 97}?" for i, (asked, thing) in enumerat
 
 def make_bundle(root: Path) -> tuple[Bundle, Any]:
     """The bundle, which is calculated in f32 as all small models are, and the same model in PyTorch."""
-    import gguf
-    import torch
     from safetensors.numpy import load_file, save_file
-    from transformers import Qwen2Config, Qwen2ForCausalLM
 
     from outrider_export import export_bundle
 
@@ -34,12 +31,17 @@ def make_bundle(root: Path) -> tuple[Bundle, Any]:
     save_file(weights, file)
     write_gguf(root / "answering.gguf", root / "checkpoint", "Q8_0", "qwen2", {})
     bundle = export_bundle(root / "answering.gguf", output=root / "bundle", weights="fp32")
-    tensors = {
-        tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type)
-        for tensor in gguf.GGUFReader(root / "answering.gguf").tensors
-    }
-    model = Qwen2ForCausalLM(
-        Qwen2Config(**SHAPE | {"num_hidden_layers": NUM_LAYERS, "tie_word_embeddings": False})
-    ).eval()
+    return bundle, torch_model_of(root / "answering.gguf", num_hidden_layers=NUM_LAYERS, tie_word_embeddings=False)
+
+
+def torch_model_of(file: Path, **shape: Any) -> Any:
+    """The model of a GGUF file that `write_gguf` has written, in PyTorch. shape: in place of `SHAPE`'s."""
+    import gguf
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    tensors = {each.name: gguf.dequantize(each.data, each.tensor_type) for each in gguf.GGUFReader(file).tensors}
+    tensors.setdefault("output.weight", tensors["token_embd.weight"])
+    model = Qwen2ForCausalLM(Qwen2Config(**SHAPE | shape)).eval()
     model.load_state_dict({name: torch.tensor(tensors[gguf_name_of(name) or ""]) for name in model.state_dict()})
-    return bundle, model
+    return model

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from encoder_decoders import tone, write_wav
 from outrider.errors import OptionError, OutriderError, RequestError
@@ -147,13 +145,6 @@ def test_a_length_is_no_reason_to_make_room(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 1e6
     finally:
         tracemalloc.stop()
-
-
-@given(st.lists(st.integers(-(1 << 15), (1 << 15) - 1), min_size=1, max_size=50), st.integers(1, 2))
-def test_wav_files_of_16_bits(tmp_path_factory: pytest.TempPathFactory, values: list[int], channels: int) -> None:
-    path = tmp_path_factory.mktemp("wav") / "a.wav"
-    write_wav(path, np.repeat(np.array(values, dtype="<i2"), channels).tobytes(), channels=channels)
-    assert np.array_equal(read_samples(path, RATE), np.array(values, dtype=np.float32) / 32_768)
 
 
 def test_what_needs_the_package_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +61,8 @@ REFUSED = {
 }
 
 
-def render(template: str, messages: Any = ASKING) -> str:
-    return ChatTemplates({"default": template}).render(messages, (), answering=True)
+def render(template: str, messages: Any = ASKING, **options: Any) -> str:
+    return ChatTemplates({"default": template}).render(messages, (), **{"answering": True} | options)
 
 
 @pytest.mark.parametrize("name", BEYOND)
@@ -211,7 +210,7 @@ def test_overlapping_special_tokens_are_all_cut() -> None:
 # Variables of chat templates, messages that are continued, earlier reasoning, and the first token of a chat.
 
 
-HI = {"role": "user", "content": "Hi"}
+HI = ASKING[0]
 MARKED = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content{filter} }}</>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% if enable_thinking is defined and not enable_thinking %}"
@@ -220,15 +219,11 @@ MARKED = (
 TEMPLATE = MARKED.replace("{filter}", "")
 
 
-def rendered(template: str, messages: Sequence[Any], **options: Any) -> str:
-    return ChatTemplates({"default": template}).render(messages, (), **{"answering": True} | options)
-
-
 def test_variables_reach_the_template() -> None:
-    assert rendered(TEMPLATE, [HI]) == "<user>Hi</><assistant>"
-    assert rendered(TEMPLATE, [HI], variables={"enable_thinking": False}).endswith("<assistant><think></think>")
+    assert render(TEMPLATE, [HI]) == "<user>Hi</><assistant>"
+    assert render(TEMPLATE, [HI], variables={"enable_thinking": False}).endswith("<assistant><think></think>")
     documents = [{"title": "a"}]
-    assert rendered("{{ documents[0].title }}", [HI], variables={"documents": documents}) == "a"
+    assert render("{{ documents[0].title }}", [HI], variables={"documents": documents}) == "a"
 
 
 _HY3 = (
@@ -249,33 +244,33 @@ _REFUSING = (
     (_REFUSING, "False"),
 ])  # fmt: skip
 def test_no_reasoning_is_asked_for_by_the_templates_own_word(template: str, text: str) -> None:
-    assert rendered(template, [HI], variables={"reasoning_effort": "none", "enable_thinking": False}) == text
+    assert render(template, [HI], variables={"reasoning_effort": "none", "enable_thinking": False}) == text
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, MARKED.replace("{filter}", " | trim")])
 @pytest.mark.parametrize("content", ["One, two", "One, two ", "Hi", "</>"])
 def test_the_last_message_is_left_open(template: str, content: str) -> None:
     """As Transformers' continue_final_message: what the template writes after the content is left out."""
-    text = rendered(template, [HI, {"role": "assistant", "content": content}], continuing=True)
+    text = render(template, [HI, {"role": "assistant", "content": content}], continuing=True)
     assert text == f"<user>Hi</><assistant>{content}"
 
 
 def test_a_part_is_left_open() -> None:
     template = "{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}"
     message = {"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
-    assert rendered(template, [message], continuing=True) == "[a][b"
+    assert render(template, [message], continuing=True) == "[a][b"
 
 
 def test_a_template_that_leaves_the_content_out_cannot_go_on() -> None:
     with pytest.raises(RequestError, match="cannot be continued"):
-        rendered("{{ messages[0].content }}", [HI, {"role": "assistant", "content": "a"}], continuing=True)
+        render("{{ messages[0].content }}", [HI, {"role": "assistant", "content": "a"}], continuing=True)
 
 
 @pytest.mark.parametrize("read", ["m.reasoning_content", "m['reasoning']", "m.thinking", "m.get('thinking')"])
 def test_earlier_reasoning_has_the_name_that_the_template_reads(read: str) -> None:
     message = {"role": "assistant", "content": "Yes", "reasoning_content": "Hm."}
     template = f"{{% for m in messages %}}({{{{ {read} }}}}){{{{ m.content }}}}{{% endfor %}}"
-    assert rendered(template, [message]) == "(Hm.)Yes"
+    assert render(template, [message]) == "(Hm.)Yes"
 
 
 IDS = (  # as in the templates of Mistral 7B v0.3 and Nemo
@@ -295,7 +290,7 @@ def test_ids_of_calls_are_short_where_a_template_needs_it(given: list[Any], writ
     results = [{"role": "tool", "content": "a", **({"tool_call_id": each} if each else {})} for each in given]
     history = [HI, {"role": "assistant", "content": "", "tool_calls": calls}, *results]
     first, second = written
-    assert rendered(IDS, history) == f"[{first}][{second}]({first})({second})"
+    assert render(IDS, history) == f"[{first}][{second}]({first})({second})"
     assert calls[0]["id"] == given[0]
 
 
