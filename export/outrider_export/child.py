@@ -11,6 +11,7 @@ stdout in lines of JSON; libraries' output goes to its stderr, which becomes the
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import queue
@@ -43,8 +44,8 @@ class ChildFailed(Exception):
     """A failed child's stderr, as the cause of an `ExportError`."""
 
 
-def run_child(module: str, job: dict[str, Any], what: str, progress: Progress) -> dict[str, Any]:
-    """Run `python -m module` on `job`, and return the result of its work function.
+def run_child(work: str, job: dict[str, Any], what: str, progress: Progress) -> dict[str, Any]:
+    """Call a function of this whole name with `job` and a progress in a child, and return its result.
 
     what: the beginning of an error message: "The main model cannot be converted".
 
@@ -52,7 +53,7 @@ def run_child(module: str, job: dict[str, Any], what: str, progress: Progress) -
         ExportError: if the child fails or crashes, its cause has its stderr; or where no Python can be started.
     """
     with tempfile.TemporaryFile() as log:
-        child = _start(module, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, environment=_QUIET)
+        child = _start(__name__, work, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, environment=_QUIET)
         try:
             final = _listen(child, job, progress)
             code = child.wait()
@@ -186,7 +187,7 @@ def limited(progress: Progress, what: str, *, seconds: float, memory: int) -> It
         watch.end()
 
 
-def serve(work: Callable[[dict[str, Any], Progress], dict[str, Any]]) -> None:
+def serve(work: str) -> None:
     """The child: read the job from stdin, call `work(job, progress)`, send its result, end the process."""
     relay = _Relay(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)  # from here on, stdout goes to the log
@@ -195,7 +196,8 @@ def serve(work: Callable[[dict[str, Any], Progress], dict[str, Any]]) -> None:
     job = json.loads(_read_line())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        relay.send("result", work(job, relay))
+        module, _, name = work.rpartition(".")
+        relay.send("result", getattr(importlib.import_module(module), name)(job, relay))
         code = 0
     except BaseException as error:  # the parent gets every error
         traceback.print_exc()
@@ -226,3 +228,9 @@ def _one_line(error: BaseException) -> str:
     if "ignore_mismatched_sizes" in text:  # Transformers' message, whose figures are in the log
         return "weights of the checkpoint have other shapes than its config.json says. Download the checkpoint again."
     return f"{type(error).__name__}: {text[:400]}" if text else type(error).__name__
+
+
+if __name__ == "__main__":
+    from outrider_export import child  # the module that jobs know
+
+    child.serve(sys.argv[1])

@@ -28,7 +28,6 @@ from tiny import TEMPLATE, train_tokenizer, write_gguf
 
 # Conversions in this process: a child for each would load Python's libraries, PyTorch among them, some hundred times.
 
-WORK = {"job": "work", "compare": "compare"}  # elsewhere it is `convert`
 CALLERS = ("bundles.convert_model", "with_torch.fidelity", "text_encoders.export")
 
 
@@ -50,14 +49,14 @@ class Relay:
         return tell
 
 
-def run_here(module: str, job: dict[str, Any], what: str, progress: Any) -> dict[str, Any]:
+def run_here(work: str, job: dict[str, Any], what: str, progress: Any) -> dict[str, Any]:
     """What `run_child` does, without a child."""
-    converter, relay = importlib.import_module(module), Relay(progress)
-    work = getattr(converter, WORK.get(module.rpartition(".")[2], "convert"))
+    (module, _, function), relay = work.rpartition("."), Relay(progress)
+    call = getattr(importlib.import_module(module), function)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "openvino_telemetry", None)
         try:
-            found: dict[str, Any] = json.loads(json.dumps(work(json.loads(json.dumps(job)), relay)))
+            found: dict[str, Any] = json.loads(json.dumps(call(json.loads(json.dumps(job)), relay)))
         except Exception as error:
             if error is relay.raised:
                 raise

@@ -113,14 +113,14 @@ def _convert(
     if token_ids is not None:
         job["proposed"] = str(target.scratch / f"{plan.role}-{PROPOSED_NAME}")
         np.save(job["proposed"], token_ids)
-    module = f"outrider_export.{'direct.convert' if plan.direct else 'with_torch.convert'}"
+    work = f"outrider_export.{'direct' if plan.direct else 'with_torch'}.convert.convert"
     if plan.encoder:
-        module = encoder_decoder.MODULE
+        work = encoder_decoder.WORK
         job |= encoder_decoder.job_of(plan, plan.encoder, target.new)
     if plan.vision is not None:
-        module = module if plan.direct else "outrider_export.with_torch.convert_vision"
+        work = work if plan.direct else "outrider_export.with_torch.convert_vision.convert"
         job |= {"vision": str(target.new / plan.vision.folder), "layout": plan.vision.layout}
-    done = run_child(module, job, what, progress)
+    done = run_child(work, job, what, progress)
     route = "checkpoint" if plan.header is None else f"dequantise {plan.header.quantisation}"
     recipe = {"route": route, "tied_embeddings": str(done["tied_embeddings"]).lower()}
     if plan.chosen:
@@ -158,7 +158,8 @@ def convert_tokenizer(plan: Plan, folder: Path, trust_remote_code: bool, progres
         "trust_remote_code": trust_remote_code,
         "decodes_only": plan.encoder is not None and plan.encoder.kind == "audio",
     }
-    run_child("outrider_export.tokenizers.job", job, f"The tokenizer of {plan.source.id} cannot be converted", progress)
+    what = f"The tokenizer of {plan.source.id} cannot be converted"
+    run_child("outrider_export.tokenizers.job.work", job, what, progress)
 
 
 def describe_model(plan: Plan, geometry: Geometry, kind: str, recipe: dict[str, str]) -> ModelEntry:

@@ -49,11 +49,12 @@ def paired(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def rounded(
-    values: NDArray[np.float32], group: int, largest: int
+    values: NDArray[np.float32], group: int, largest: int, *, in_place: bool = False
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.float16]]:
     """Codes uint8 [rows, columns] from 0 to `largest`, zero points uint8 and scales float16, both [rows, groups].
 
-    values: float32 [rows, columns], about scale · (code − zero point). group: columns that share a scale.
+    values: float32 [rows, columns], about scale · (code − zero point). group: columns that share a scale. in_place: the
+    values are not needed any more, and what is in the processor's cache already is overwritten.
     """
     grouped = values.reshape(len(values), -1, group)
     lowest = np.minimum(of_groups(np.minimum, grouped), 0)[..., None]
@@ -61,7 +62,7 @@ def rounded(
     scales = _rounded_up((highest - lowest) / np.float32(largest))
     steps = np.where(scales == 0, 1, scales).astype(np.float32)
     zero_points = np.clip(np.rint(-lowest / steps), 0, largest)
-    codes = grouped * (1 / steps)
+    codes = np.multiply(grouped, 1 / steps, out=grouped if in_place else None)
     codes += zero_points
     np.rint(codes, out=codes)
     np.clip(codes, 0, largest, out=codes)

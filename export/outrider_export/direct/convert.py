@@ -143,9 +143,3 @@ def describe_layers(decoder: Decoder) -> dict[str, Any]:
         sizes = decoder.layers[0].sizes
         found |= {"num_kv_heads": sizes.num_kv_heads, "head_size": sizes.head_size, "value_size": sizes.value_size}
     return found | ({"kv_shapes": decoder.kv_shapes} if decoder.kv_shapes else {})
-
-
-if __name__ == "__main__":
-    from outrider_export.child import serve
-
-    serve(convert)

@@ -322,7 +322,11 @@ def _round(matrix: Matrix, packed: PackedMatrix, part: slice) -> None:
         packed.codes[part], packed.zero_points[part], packed.scales[part] = mxfp4.exact(values)
         return
     largest = _LARGEST[packed.kind]
-    made: Codes = rounded(values, packed.group, largest) if packed.sums is None else keep(values, packed.sums)
+    made: Codes
+    if packed.sums is None:
+        made = rounded(values, packed.group, largest, in_place=values.flags.writeable)
+    else:
+        made = keep(values, packed.sums)
     codes, zero_points, scales = made
     packed.codes[part] = codes if packed.kind == "int8" else paired(codes)
     packed.zero_points[part], packed.scales[part] = zero_points, scales

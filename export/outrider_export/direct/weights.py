@@ -53,7 +53,8 @@ class StoredMatrix:
 
     shape: tuple[int, ...]
     num_bytes: int  # in the file
-    read: Callable[[slice | Indices], Rows]  # some rows as float32, by a slice or their numbers
+    # Some rows as float32, by a slice or their numbers: new ones, or what cannot be written to.
+    read: Callable[[slice | Indices], Rows]
     is_mxfp4: bool = False
     blocks: Callable[[slice | Indices], StoredBlocks] | None = None  # of some rows, of a file in 4 bits
 

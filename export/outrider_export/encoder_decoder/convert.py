@@ -71,9 +71,3 @@ def _load_model(job: dict[str, Any]) -> Any:
         last = table.weight.data[-1:].repeat(_SPARE_POSITIONS, 1)
         table.weight = torch.nn.Parameter(torch.cat([table.weight.data, last]))
     return model
-
-
-if __name__ == "__main__":
-    from outrider_export.child import serve
-
-    serve(convert)

@@ -14,7 +14,7 @@ from outrider_export.describe.encoder_decoder import ENCODER_FOLDER, kind_of_enc
 from outrider_export.describe.plan import Plan
 from outrider_export.progress import Progress
 
-MODULE = "outrider_export.encoder_decoder.convert"
+WORK = "outrider_export.encoder_decoder.convert.convert"
 
 
 def check_pair(main: Plan, drafts: list[Plan], draft_vocab: int | str | None, *, has_head: bool) -> None:

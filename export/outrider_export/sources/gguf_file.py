@@ -162,7 +162,7 @@ class GGUFHeader:
     def texts(self, key: str) -> list[str]:
         """An array of texts in UTF-8, one of the arrays that are read."""
         value = self._require(key)
-        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        if not isinstance(value, list) or {*map(type, value)} - {str}:
             raise self._wrong(key, value, "an array of texts")
         if not _is_utf8("".join(value)):
             raise ExportError(f"{self.path}: {key} has a text that is not UTF-8, which tokenizer.json cannot hold.")

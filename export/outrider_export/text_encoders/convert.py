@@ -67,9 +67,3 @@ def _compare(model: Any, made: Any, output: str) -> None:
             f"The converted model's {output} differs from Transformers' by {error:.2g} of the largest number: this "
             "architecture is not converted correctly, and is refused."
         )
-
-
-if __name__ == "__main__":
-    from outrider_export.child import serve
-
-    serve(convert)

@@ -58,9 +58,9 @@ def export_text_encoder(
     job: dict[str, Any] = {"model": str(path.resolve()), "trust_remote_code": trust_remote_code}
     what = f"The tokenizer of {source.id} cannot be converted"
     reads = {"tokenizer": str(folder), "encodes_only": True, "pairs": kind == "rerank"}
-    run_child("outrider_export.tokenizers.job", job | reads, what, told)
+    run_child("outrider_export.tokenizers.job.work", job | reads, what, told)
     job |= {"kind": kind, "weights": weights, "output": str(folder), "scratch": str(target.scratch)}
-    run_child("outrider_export.text_encoders.convert", job, f"{source.id} cannot be converted", told)
+    run_child("outrider_export.text_encoders.convert.convert", job, f"{source.id} cannot be converted", told)
     config = read_json(folder / "tokenizer_config.json")
     bos, pad = (token_of_config(config, name, vocabulary) for name in ("bos", "pad"))
     recipe = {"route": "checkpoint"} | {name: version_of(name) for name in _PACKAGES}

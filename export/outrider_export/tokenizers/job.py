@@ -149,9 +149,3 @@ def _convert_with_transformers(source: Path, folder: Path, trust_remote_code: bo
     encoder, decoder = convert(tokenizer, with_detokenizer=True, clean_up_tokenization_spaces=False)
     openvino.save_model(encoder, folder / "openvino_tokenizer.xml")
     openvino.save_model(decoder, folder / "openvino_detokenizer.xml")
-
-
-if __name__ == "__main__":
-    from outrider_export.child import serve
-
-    serve(work)

@@ -123,9 +123,3 @@ def _same_columns(logits: NDArray[np.float32], width: int, columns: NDArray[np.i
             "that the bundle was made of."
         )
     return logits[:, :width] if columns is None else logits[:, columns]
-
-
-if __name__ == "__main__":
-    from outrider_export.child import serve
-
-    serve(compare)

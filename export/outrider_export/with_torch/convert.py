@@ -227,9 +227,3 @@ def _move_model(source: Path, target: Path) -> None:
     target.mkdir(parents=True)
     for name in ("openvino_model.xml", "openvino_model.bin"):
         (source / name).rename(target / name)
-
-
-if __name__ == "__main__":
-    from outrider_export.child import serve
-
-    serve(convert)

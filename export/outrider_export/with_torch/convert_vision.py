@@ -128,8 +128,3 @@ _LAYOUTS: dict[ImageLayout, tuple[Callable[[Any, Any], Any], str]] = {
     "idefics3": (_of_idefics3, "text_model"),
     "internvl": (_of_internvl, "language_model"),
 }
-
-if __name__ == "__main__":
-    from outrider_export.child import serve
-
-    serve(convert)

@@ -66,7 +66,7 @@ def compare_with_checkpoint(
             "texts": [list(token_ids) for token_ids in texts],
         }
         what = f"The {role} model cannot be compared with {source.id}"
-        done = run_child("outrider_export.with_torch.compare", job, what, told)
+        done = run_child("outrider_export.with_torch.compare.compare", job, what, told)
     cosines = np.concatenate(done["cosines"])
     if not np.isfinite(cosines).all():
         raise ExportError(f"{what}: {int((~np.isfinite(cosines)).sum()):,} rows have logits that are no numbers.")

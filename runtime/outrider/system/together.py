@@ -51,6 +51,6 @@ def reported(make: Callable[[], T], what: str, num_bytes: int) -> T:
     began = time.monotonic()
     with start([make]) as (made,):
         while not wait([made], 1.0).done:
-            done = time.monotonic() - began
-            report(f"{what}: {done:.0f} s of about {max(num_bytes / _BYTES_A_SECOND, done):.0f}.")
+            done, expected = time.monotonic() - began, num_bytes / _BYTES_A_SECOND
+            report(f"{what}: {done:.0f} s{f' of about {expected:.0f}' if done < expected else ''}.")
     return made.result()
