@@ -22,7 +22,6 @@ from typing import TypeVar
 from outrider.system.progress import report
 
 T = TypeVar("T")
-_BYTES_A_SECOND = 1e9  # a guess, of what compiles them
 
 
 def together(makes: Sequence[Callable[[], T]]) -> list[Future[T]]:
@@ -51,6 +50,6 @@ def reported(make: Callable[[], T], what: str, num_bytes: int) -> T:
     began = time.monotonic()
     with start([make]) as (made,):
         while not wait([made], 1.0).done:
-            done, expected = time.monotonic() - began, num_bytes / _BYTES_A_SECOND
+            done, expected = time.monotonic() - began, num_bytes / 1e9  # about
             report(f"{what}: {done:.0f} s{f' of about {expected:.0f}' if done < expected else ''}.")
     return made.result()

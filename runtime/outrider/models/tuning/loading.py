@@ -233,9 +233,11 @@ def compile_settled(spec: ModelSpec) -> tuple[Choice, CompiledModel]:
     """
     known = spec.saved_choice.read()
     if spec.answers_first if known is None else known.is_enough(answers_first=spec.answers_first):
-        report(f"{spec} is compiled.")
+        if known is None:
+            report(f"{spec} is compiled.")
         setting = settings_for(spec)[0] if known is None else known.setting
-        backend = reported(partial(compile_model, spec, setting), f"{spec} is compiled", spec.size)
+        make = partial(compile_model, spec, setting)
+        backend = make() if spec.is_small else reported(make, f"{spec} is compiled", spec.size)
         choice = known or first_choice(spec, setting, backend)
         backend.use(choice.setting.exactness)
     else:
