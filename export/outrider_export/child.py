@@ -231,6 +231,4 @@ def _one_line(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    from outrider_export import child  # the module that jobs know
-
-    child.serve(sys.argv[1])
+    importlib.import_module("outrider_export.child").serve(sys.argv[1])  # the module that jobs know
