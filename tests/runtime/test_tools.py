@@ -76,6 +76,7 @@ TEXTS = [
     (HERMES, '<tool_call>{"name":"f","arguments":{"a":"}\\"]{"}}</tool_call>', "", [ToolCall("f", '{"a":"}\\"]{"}')]),
     (HERMES, '<tool_call>{"name": "f", "arguments": {"a": [1, {"b', "", [ToolCall("f", '{"a": [1, {"b')]),
     (HERMES, "Write <tool_call> there.", "Write <tool_call> there.", []),
+    (HERMES, r'<tool_call>{"name": "a\d", "arguments": {"a": 1}}</tool_call>', "", [ToolCall(r"a\d", '{"a": 1}')]),
     (HERMES, 'No <tool_call> <tool_call>{"name":"f","arguments":{}}', "No <tool_call>", [ToolCall("f", "{}")]),
     (HERMES, f"<tool_call>{CALL}\n<tool_call>{STOP}</tool_call> Done. ", "Done. ", CALLS),
     (LLAMA, LLAMA_CALL, "", CALLS[:1]),
@@ -314,6 +315,7 @@ def test_nothing_is_held_back_that_is_certain() -> None:
     assert stream.push('ments": {"city": "Pa') == [ToolCallDelta(0, "f", ""), ToolCallDelta(0, None, '{"city": "Pa')]
     assert stream.push('ris"}}') == [ToolCallDelta(0, None, 'ris"}')]
     assert stream.push("</tool_call>\nBye") == ["Bye"]
+    assert QWEN_CODER.stream().push(f"<tool_call>\n{CALL_IN_TAGS[:-12]}") == []  # arguments that are no JSON
 
 
 @pytest.mark.parametrize(("template", "form"), [

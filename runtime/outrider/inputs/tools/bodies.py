@@ -36,10 +36,8 @@ class GrammarParts:
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._num_characters = 0
-        self.marker, self.tags = (
-            partial(marker_in_lark, tokenizer=tokenizer),
-            partial(tags_in_lark, tokenizer=tokenizer),
-        )
+        self.marker = partial(marker_in_lark, tokenizer=tokenizer)
+        self.tags = partial(tags_in_lark, tokenizer=tokenizer)
 
     def json(self, schema: Any) -> str:
         """JSON by a schema. Raises ValueError for too much."""
@@ -78,12 +76,14 @@ class JsonBody(CallBody):
     def __init__(self, key: str = "arguments") -> None:
         self.key = key
 
-    def read(self, text: str, opener: str, end: str, schemas: Schemas) -> CallText | None:  # noqa: ARG002, D102
+    def read(self, text: str, opener: str, end: str, schemas: Schemas) -> CallText | None:  # noqa: ARG002
+        """Read an object. Its arguments grow if they follow the name."""
         if head := _head_in_json(opener).match(text):
             return CallText((ToolCall(json.loads(head[1], strict=False), ""),), head.end(), "object")
         return read_object(text)
 
-    def rules(self, rule: str, function: Mapping[str, Any], parts: GrammarParts) -> Rules:  # noqa: D102
+    def rules(self, rule: str, function: Mapping[str, Any], parts: GrammarParts) -> Rules:
+        """Rules for the object."""
         head = f'{{"name": {json.dumps(function["name"])}, {json.dumps(self.key)}: '
         return [f'{rule}: {literal(head)} arguments_{rule} "}}"', _arguments(rule, function, parts)], []
 
@@ -101,14 +101,16 @@ class NamedBody(CallBody):
         self.after, self.typed, self._numbered = after, typed, numbered
         self.markers = (after, "[CALL_ID]")  # Mistral's
 
-    def read(self, text: str, opener: str, end: str, schemas: Schemas) -> CallText | None:  # noqa: ARG002, D102
+    def read(self, text: str, opener: str, end: str, schemas: Schemas) -> CallText | None:  # noqa: ARG002
+        """Read a call up to its arguments."""
         whole, part = head_by_name("", self.after, "{", optional=True)
         if head := whole.match(text):
             name = head[1].partition(self._numbered)[0] if self._numbered else head[1]
             return CallText((ToolCall(name, ""),), head.end(), "arguments")
         return OPEN if part.fullmatch(text) else None
 
-    def rules(self, rule: str, function: Mapping[str, Any], parts: GrammarParts) -> Rules:  # noqa: D102
+    def rules(self, rule: str, function: Mapping[str, Any], parts: GrammarParts) -> Rules:
+        """Rules for name, marker and arguments."""
         typed = f"({parts.tags(self.typed)})?" if self.typed else ""
         head = f"{literal(function['name'])} {typed} {parts.marker(self.after)}"
         return [f"{rule}: {head} arguments_{rule}", _arguments(rule, function, parts)], []

@@ -38,7 +38,8 @@ class Tags(CallBody):
     line: str = "\n"  # between all of these
     padded: bool = False  # line breaks around a value are no part of it
 
-    def read(self, text: str, opener: str, end: str, schemas: Schemas) -> CallText | None:  # noqa: ARG002, D102
+    def read(self, text: str, opener: str, end: str, schemas: Schemas) -> CallText | None:  # noqa: ARG002
+        """Read a call, or one whose arguments are JSON up to these."""
         return self._read(text, ("",) if self.name[1] else (self.key[0], end), schemas)
 
     def read_unmarked(self, text: str, schemas: Schemas) -> CallText | None:
