@@ -19,7 +19,7 @@ from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.backends.registry import compile_model
 from outrider.models.cost.measure import CallTimes
 from outrider.models.cost.table import MAIN_ROWS
-from outrider.models.tuning.measure import measure_contention
+from outrider.models.tuning.measure.overlap import measure_contention
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.testing import FakeBackend, ToyTokenizer, save_toy_bundle
 from outrider.testing.weights import LAYERS

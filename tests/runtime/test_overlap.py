@@ -24,7 +24,7 @@ from outrider.models.backends.common import BufferPending
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_step import PagedPending
 from outrider.models.cost.table import CallCost
-from outrider.models.tuning.measure import Contention, pays
+from outrider.models.tuning.measure.overlap import Contention, pays
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy, TokenRejection
 from outrider.types import Chunk, Noise

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from outrider.bundle import Bundle
 from outrider.models.cost.table import MAIN_ROWS, CallCost
-from outrider.models.tuning.measure import Contention
+from outrider.models.tuning.measure.overlap import Contention
 from outrider.models.tuning.probe import Verdict
 from outrider.system import saved
 from outrider.system.files import sealed

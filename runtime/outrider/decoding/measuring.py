@@ -17,7 +17,7 @@ from outrider.models.cost.slots import GaveWay, GivingWay
 from outrider.models.cost.stored import save_cost
 from outrider.models.cost.table import LONGEST, ONE_LOAD
 from outrider.models.tuning.loading import warn_of
-from outrider.models.tuning.measure import check_exactness
+from outrider.models.tuning.measure.exactness import check_exactness
 from outrider.types import Exactness
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from outrider.drafters.controller import KNOWN_TOKENS, Controller, Fixed, ModelR
 from outrider.errors import OptionError, nearest
 from outrider.models.cost.table import LONGEST
 from outrider.models.tuning.loading import LoadedModel
-from outrider.models.tuning.measure import ALONE, Contention
+from outrider.models.tuning.measure.overlap import ALONE, Contention
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.system import saved
 from outrider.system.plugins import plugins

@@ -34,7 +34,7 @@ from outrider.inputs.text.tokenizer import guarded
 from outrider.inputs.vision import Vision
 from outrider.models.kv import PREFIXES, PrefixStore, StoredModel
 from outrider.models.tuning.loading import LoadedModel, load_models
-from outrider.models.tuning.measure import pays
+from outrider.models.tuning.measure.overlap import pays
 from outrider.models.tuning.model_spec import ModelSpec, specs_of
 from outrider.models.tuning.placement import Placement
 from outrider.system.core import prepare_arrays

@@ -37,14 +37,14 @@ from outrider.drafters.controller.records import Records, confidences_of
 from outrider.drafters.controller.replay import ENOUGH_TOKENS, replay
 from outrider.drafters.controller.rules import WorthIt
 from outrider.models.cost.table import LONGEST, NEAR
-from outrider.models.tuning.measure import ALONE
+from outrider.models.tuning.measure.overlap import ALONE
 from outrider.types import NO_DRAFT, DraftPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from outrider.models.cost.table import CallCost
-    from outrider.models.tuning.measure import Contention
+    from outrider.models.tuning.measure.overlap import Contention
     from outrider.types import Backend, Committed, Draft, Drafter, DraftRequest, Pending, TokenSequence, Turn
 
 _SIMILAR_TOKENS = 32  # tokens by which contexts may differ that are priced alike

@@ -23,7 +23,7 @@ from outrider.models.backends.processor import may_divide_by_zero, this_processo
 from outrider.models.backends.registry import compile_beside, compile_model
 from outrider.models.cost.stored import UNMEASURED, cost_of
 from outrider.models.tuning.first import first_choice
-from outrider.models.tuning.measure import Contention, measure_contention
+from outrider.models.tuning.measure.overlap import Contention, measure_contention
 from outrider.models.tuning.model_spec import ModelSpec, specs_of
 from outrider.models.tuning.placement import Placement, choose_devices, device_beside
 from outrider.models.tuning.probe import verdict_of

@@ -19,7 +19,7 @@ from outrider.models.cost.measure import CallTimes, timed_rows
 from outrider.models.cost.slots import Adapted
 from outrider.models.cost.table import FAR, NEAR
 from outrider.models.tuning.first import expected_exactness, has_rule
-from outrider.models.tuning.measure import TRIAL_SEQUENCES, TRIAL_TOKENS, check_exactness, measure_exactness
+from outrider.models.tuning.measure.exactness import TRIAL_SEQUENCES, TRIAL_TOKENS, check_exactness, measure_exactness
 from outrider.models.tuning.setting import Choice, Setting, Trial, fewer_threads, settings_for
 from outrider.system.progress import report
 from outrider.types import Exactness, RowRule
