@@ -38,7 +38,6 @@ class CallTimes:
 
     times = CallTimes(backend, MAIN_ROWS)
     cost = times.measure()
-    times.scale_of(cost)    # at the machine's current speed
     """
 
     def __init__(self, backend: Backend, rows: Sequence[int], max_tokens: int | None = None) -> None:
@@ -56,12 +55,6 @@ class CallTimes:
         """Whether a saved cost is one of these calls, at contexts that the model can have."""
         alike = known.rows[:2] == (1, self._fixed.window) if self._fixed else known.rows == self.rows
         return alike and known.contexts[1] < self._longest
-
-    def scale_of(self, cost: CallCost) -> float:
-        """The scale of a saved cost, by the shortest of a few calls."""
-        with timer(self.backend, cost.contexts[0] + cost.rows[0]) as seconds:
-            seconds(cost.rows[0], cost.contexts[0])
-            return min(seconds(cost.rows[0], cost.contexts[0]) for _ in range(2)) / cost.near[0]
 
     def measure(self, repeats: int | None = None, made: list[float] | None = None) -> CallCost:
         """The cost of these calls.

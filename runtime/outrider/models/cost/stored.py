@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outrider.models.cost.measure import CallTimes, timed_rows
@@ -23,17 +22,14 @@ UNMEASURED = ("features",)
 _EQUAL = 0.03  # what is saved differs by more, in its logarithm
 
 
-def cost_of(
-    spec: ModelSpec, backend: CompiledModel, repeats: int | None = None, scale: float | None = None
-) -> CallCost:
+def cost_of(spec: ModelSpec, backend: CompiledModel, repeats: int | None = None) -> CallCost:
     """The cost of a model's calls: saved, or measured now, at the first time or with `repeats`.
 
     Where the engine answers first, it is a guess at the first time, and no calls are timed.
 
     The backend then keeps the number of rows of its calls where that saves time.
 
-    It is also measured again if the cache has room for a longer context than it had then. scale: of a saved cost, if
-    the machine's speed today is known; by default a few calls are timed.
+    It is also measured again if the cache has room for a longer context than it had then.
     """
     if backend.capabilities.steady:
         backend.use(backend.exactness)  # calls that are timed keep no rows
@@ -47,7 +43,7 @@ def cost_of(
     if spec.answers_first and not repeats:
         cost = usable or expected_cost(spec, times.rows, times.contexts, backend.bytes_per_token)
     elif usable is not None and not usable.is_guess:
-        cost = replace(usable, scale=times.scale_of(usable) if scale is None else scale)
+        cost = usable  # the first calls show the machine's speed today
     else:
         cost = times.measure(repeats)
         if repeats or known is None or known.contexts[1] <= far:  # one that was measured with a larger cache stays

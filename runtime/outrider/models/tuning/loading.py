@@ -119,11 +119,8 @@ def load_models(
     loaded, placement = _compile_models(main, own, placement, options)
     loaded |= _compile_beside(loaded["main"], drafts, options, can_leave_out)
     allocate({role: model.backend for role, model in loaded.items()})
-    first = loaded["main"]
     for model in loaded.values():
-        # On the main model's processor its speed today is known, too. The first draft packs the weights.
-        is_known = model is not first and first.spec.device == model.spec.device == "CPU"
-        model.cost = cost_of(model.spec, model.backend, scale=first.cost.scale if is_known else None)
+        model.cost = cost_of(model.spec, model.backend)
     return loaded, placement
 
 
