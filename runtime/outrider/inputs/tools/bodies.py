@@ -88,9 +88,6 @@ class JsonBody(CallBody):
         return [f'{rule}: {literal(head)} arguments_{rule} "}}"', _arguments(rule, function, parts)], []
 
 
-IN_JSON = JsonBody()
-
-
 class NamedBody(CallBody):
     """A name, and arguments in JSON after a marker, which some models leave out.
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outrider.inputs.text.turns import TOLD_OF_TOOLS
-from outrider.inputs.tools.bodies import IN_JSON, CallBody, JsonBody, NamedBody
+from outrider.inputs.tools.bodies import CallBody, JsonBody, NamedBody
 from outrider.inputs.tools.shapes import ToolCall
 from outrider.inputs.tools.stream import ToolCallStream, joined
-from outrider.inputs.tools.syntaxes import IN_GEMMA, IN_PYTHON, CallSyntax
+from outrider.inputs.tools.syntaxes import IN_GEMMA, IN_PYTHON
 from outrider.inputs.tools.tags import EQUALS_TAGS, INVOKE_TAGS, Tags
 from outrider.types import TextTokenizer
 
@@ -26,7 +26,7 @@ class ToolFormat:
     name: str
     begin: str  # the marker
     end: str = ""  # after a call, or after all if they are separated
-    body: CallBody = IN_JSON  # what stands between
+    body: CallBody = field(default_factory=JsonBody)  # what stands between
     opener: str = ""  # between the marker and the first call
     closer: str = ""  # between the last call and `end`
     separator: str = ""  # between calls; empty: each has a marker
@@ -66,11 +66,6 @@ class ToolFormat:
     def is_object(self) -> bool:
         """Whether a call is one JSON object."""
         return isinstance(self.body, JsonBody)
-
-    @property
-    def syntax(self) -> CallSyntax | None:
-        """The syntax of calls that are no JSON."""
-        return self.body if isinstance(self.body, CallSyntax) else None
 
     @property
     def bare_begin(self) -> str:

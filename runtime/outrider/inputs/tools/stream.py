@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from outrider.inputs.tools.arguments import JsonArguments
-from outrider.inputs.tools.bodies import OPEN, CallText, offered, read_object, read_spelled
+from outrider.inputs.tools.bodies import OPEN, CallText, JsonBody, offered, read_object, read_spelled
 from outrider.inputs.tools.loose import BRACKET, CLOSERS, FENCE, IN_WORDS, WORDS, Openers, begins_with
 from outrider.inputs.tools.shapes import ToolCall, name_in
+from outrider.inputs.tools.syntaxes import CallSyntax
 from outrider.inputs.tools.tags import NAMED_TAGS
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class ToolCallStream:
         """What looks like the beginning of a call is at the end of the answer."""
         form, is_marked, found = self._form, self._read == self._marked, self._read(self._left)
         self.is_in_call = found is not None and bool(found.calls)
-        if is_marked and form.syntax and not is_cut:
+        if is_marked and isinstance(form.body, CallSyntax) and not is_cut:
             found = self._read(self._left + form.end)  # only the marker after it is missing
         if found is not None and found.calls:
             self._give(found.calls)
@@ -279,7 +280,7 @@ class ToolCallStream:
         """What follows the format's marker: a call in the format or, as small models write them, in another one."""
         form = self._form
         found = self._named(form.body.read(text, form.opener, form.end, self._schemas))
-        if found is None and not (form.is_object or form.syntax):
+        if found is None and not isinstance(form.body, JsonBody | CallSyntax):
             found = self._named(read_object(text))
         if found is None and self._is_loose:
             found = self._in_tags(text) or self._named(read_spelled(text, self._schemas))
