@@ -64,7 +64,8 @@ def cached_bundle(
     if not main_first or wanted.alone is None or wanted.made() is not None:
         bundle = wanted.get()
         if any(file.sha256 is None for file in bundle.manifest.files):
-            begin()
+            with contextlib.suppress(ExportError, OSError):  # they can wait
+                begin()
         return bundle
     from outrider_export.bundles.export import Export
 
@@ -149,7 +150,7 @@ class _Wanted:
             draft_revision=None if self.alone is None else commits[-1],
             for_this_machine=self.for_this_machine,
             main_from=None if self.alone is None else self.alone.made(),
-            made_from=json.dumps(self.key, sort_keys=True),
+            made_from=json.dumps(self.key | {"version": ""}, sort_keys=True),  # saved chats outlive a version
         )
 
     def _make(self, output: Path) -> Bundle:

@@ -31,7 +31,7 @@ from outrider_export.direct import mxfp4
 from outrider_export.direct.codes import pack as pack_codes
 from outrider_export.direct.codes import paired, rounded
 from outrider_export.direct.decoder import OUTPUT_GATE
-from outrider_export.direct.own_codes import GROUP, Codes, OwnForm, forms_of, is_plain, keep, num_sums
+from outrider_export.direct.own_codes import GROUP, OwnForm, forms_of, is_plain, keep, num_sums
 from outrider_export.direct.streams import StreamPart
 from outrider_export.direct.weights import (
     EMBEDDING,
@@ -322,11 +322,9 @@ def _round(matrix: Matrix, packed: PackedMatrix, part: slice) -> None:
         packed.codes[part], packed.zero_points[part], packed.scales[part] = mxfp4.exact(values)
         return
     largest = _LARGEST[packed.kind]
-    made: Codes
     if packed.sums is None:
-        made = rounded(values, packed.group, largest, in_place=values.flags.writeable)
+        codes, zero_points, scales = rounded(values, packed.group, largest, in_place=values.flags.writeable)
     else:
-        made = keep(values, packed.sums)
-    codes, zero_points, scales = made
+        codes, zero_points, scales = keep(values, packed.sums)
     packed.codes[part] = codes if packed.kind == "int8" else paired(codes)
     packed.zero_points[part], packed.scales[part] = zero_points, scales
