@@ -10,12 +10,12 @@ the writing of a new bundle, and `rewrite` is a whole change of one.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,7 +23,7 @@ from typing import Self
 import msgspec
 
 from outrider.bundle.fields import NAME
-from outrider.bundle.folder import HASHED_BYTES, Bundle, read_bundle
+from outrider.bundle.folder import Bundle, read_bundle
 from outrider.bundle.hashes import list_files, sha256_of
 from outrider.bundle.kinds import RESERVED_NAMES
 from outrider.bundle.manifest import (
@@ -34,7 +34,6 @@ from outrider.bundle.manifest import (
     Manifest,
     ModelEntry,
     TokenizerEntry,
-    replace_manifest,
     write_manifest,
 )
 from outrider.errors import ExportError, OptionError
@@ -63,7 +62,9 @@ class Target:
         self.output = output.expanduser().absolute()
         self.overwrite = overwrite
         self.leftovers = sorted(self.output.parent.glob(f".{self.output.name}.partial-*"))
-        self.known: dict[str, FileEntry] = {}  # files that need not be hashed now
+        self._known: dict[str, FileEntry] = {}  # files of other bundles
+        self._hashing: dict[str, Future[str]] = {}
+        self._pool = ThreadPoolExecutor(1)
         self._made: list[Path] = []  # parents that did not exist
 
     def __enter__(self) -> Self:
@@ -88,25 +89,32 @@ class Target:
 
     @property
     def unknown(self) -> dict[str, Path]:
-        """The other files of the new bundle."""
+        """The files of the new bundle that are no other's."""
         files = {path.relative_to(self.new).as_posix(): path for path in self.new.rglob("*") if path.is_file()}
-        return {name: path for name, path in files.items() if name not in self.known}
+        return {name: path for name, path in files.items() if name not in self._known}
+
+    def hash(self, part: str) -> None:
+        """Hash the files of a part in another thread. They must not change any more, unless they are forgotten."""
+        names = [name for name in self.unknown if name.startswith(f"{part}/")]
+        self._hashing |= {name: self._pool.submit(sha256_of, self.new / name) for name in names}
+
+    def known(self, advance: Callable[[int], None]) -> dict[str, FileEntry]:
+        """The files that need not be hashed any more. advance: called with bytes that were."""
+        for name, sha256 in self._hashing.items():
+            self._known[name] = FileEntry(name, (self.new / name).stat().st_size, sha256.result())
+            advance(self._known[name].size)
+        return self._known
 
     def take_over(self, other: Bundle, part: str) -> None:
         """Link the files of a part of another bundle."""
         shutil.copytree(other.folder / part, self.new / part, copy_function=link_or_copy)
-        self.known |= {entry.path: entry for entry in other.files_of(part)}
+        self._known |= {entry.path: entry for entry in other.files_of(part)}
 
     def forget(self, part: str) -> None:
         """Have the files of a part hashed again, as some were written anew."""
-        self.known = {name: entry for name, entry in self.known.items() if not name.startswith(f"{part}/")}
-
-    def hash_later(self, made_from: str) -> None:
-        """Identify large files by what the bundle is made of: they are hashed while nobody waits, see `hash_rest`."""
-        for name, path in self.unknown.items():
-            if (size := path.stat().st_size) > HASHED_BYTES:
-                identity = hashlib.sha256(f"{made_from} {name}".encode()).hexdigest()
-                self.known[name] = FileEntry(name, size, None, identity)
+        for found in (self._known, self._hashing):
+            for name in [name for name in found if name.startswith(f"{part}/")]:
+                del found[name]
 
     def commit(self) -> None:
         """Rename the new bundle to its final name, and delete the old one, if any.
@@ -121,6 +129,7 @@ class Target:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._pool.shutdown(cancel_futures=True)
         shutil.rmtree(self._partial, ignore_errors=True)
         self._remove_made()
 
@@ -203,14 +212,6 @@ def rewrite(
     return read_bundle(folder)
 
 
-def hash_rest(bundle: Bundle) -> None:
-    """Find the hashes of a bundle's files that are not known yet, and write them to its manifest."""
-    hashes = {file.path: sha256_of(bundle.folder / file.path) for file in bundle.manifest.files if file.sha256 is None}
-    now = read_bundle(bundle.folder).manifest  # it took seconds
-    files = tuple(msgspec.structs.replace(file, sha256=file.sha256 or hashes.get(file.path)) for file in now.files)
-    replace_manifest(bundle.folder, msgspec.structs.replace(now, files=files))
-
-
 def link_or_copy(source: str | Path, target: str | Path) -> None:
     """Make a hard link, or a copy if the file system has no links. A symbolic link would be resolved to the source."""
     try:
@@ -236,7 +237,7 @@ def publish(
         main=main,
         drafters=tuple(drafters),
         tokenizer=tokenizer,
-        files=list_files(target.new, progress.advance, target.known),
+        files=list_files(target.new, progress.advance, target.known(progress.advance)),
     )
     write_manifest(target.new, manifest)
     read_bundle(target.new)

@@ -143,22 +143,6 @@ def test_parts_of_a_model_are_one_source_whichever_is_named(tmp_path: Path) -> N
         opened(parts[0])
 
 
-def test_large_weights_are_hashed_beside_the_answers(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By each start that finds them without; until then, the bundle is whole. What identifies them stays."""
-    begun: list[Any] = []
-    monkeypatch.setattr("outrider_export.target.HASHED_BYTES", 0)
-    monkeypatch.setattr(cached, "begin_beside", lambda _, names: begun.append(names))
-    first, again = opened(file)[0], opened(file)[0]
-    assert is_whole(again)
-    assert {entry.sha256 for entry in again.manifest.files} == {None}
-    assert begun == 2 * [(str(file), None, True)]
-    cached._work_on(*begun[0])
-    hashed, _ = opened(file)
-    assert is_whole(hashed)
-    assert all(entry.sha256 for entry in hashed.manifest.files)
-    assert (len(begun), hashed.sha256_of("main")) == (2, first.sha256_of("main"))
-
-
 def inodes(folder: Path) -> dict[str, int]:
     return {str(path.relative_to(folder)): path.stat().st_ino for path in folder.rglob("*") if path.is_file()}
 

@@ -220,14 +220,14 @@ class BundleCache:
 
     def _share(self, made: Bundle) -> None:
         """Put links in the place of a new bundle's large files that other bundles have, byte for byte."""
-        known: dict[tuple[int, str | None], list[Path]] = {}
+        known: dict[tuple[int, str], list[Path]] = {}
         for entry in self.entries():
             with contextlib.suppress(BundleError):
                 for file in read_bundle(entry.folder).manifest.files:
                     known.setdefault((file.size, file.sha256), []).append(entry.folder / file.path)
         for file in made.manifest.files:
             own, others = made.folder / file.path, known.get((file.size, file.sha256), [])
-            if file.size < _LARGE or file.sha256 is None:
+            if file.size < _LARGE:
                 continue
             for other in others:
                 if own.samefile(other):  # it was taken over

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +30,6 @@ from outrider_export.describe.plan import DEFAULT_WEIGHTS, SMALL_DRAFT
 from outrider_export.progress import ForModel, Progress, Silent
 from outrider_export.sources.content import absolute, check_unchanged, content_of, stamps_of
 from outrider_export.sources.source import NONE, Located, default_name, fetch, locate, nearly_gguf
-from outrider_export.target import hash_rest
 from outrider_export.weights_choice.choice import machine_key
 
 if TYPE_CHECKING:
@@ -59,14 +57,8 @@ def cached_bundle(
     wanted = _find(main, draft, for_this_machine, progress or _Reported())
     if isinstance(wanted, Bundle):
         return wanted
-    names = str(main), None if wanted.draft is None else str(wanted.draft), for_this_machine
-    begin = partial(begin_beside, __name__, names)
     if not main_first or wanted.alone is None or wanted.made() is not None:
-        bundle = wanted.get()
-        if any(file.sha256 is None for file in bundle.manifest.files):
-            with contextlib.suppress(ExportError, OSError):  # they can wait
-                begin()
-        return bundle
+        return wanted.get()
     from outrider_export.bundles.export import Export
 
     with start([Export(wanted.request(), wanted.cache.folder, Silent()).draft_geometry]) as (planned,):
@@ -74,18 +66,9 @@ def cached_bundle(
     if (geometry := planned.result()) is None:
         return wanted.get()
 
-    make = partial(cached_bundle, *names[:2], for_this_machine=for_this_machine)
-    return dataclasses.replace(alone, pair=PairToMake(geometry, make, begin))
-
-
-def _work_on(main: str, draft: str | None, for_this_machine: bool) -> None:
-    """What is done beside answers: convert what was not yet; after that, hash it."""
-    wanted = _find(main, draft, for_this_machine, Silent())
-    made = wanted if isinstance(wanted, Bundle) else wanted.made()
-    if made is not None:
-        hash_rest(made)
-    elif isinstance(wanted, _Wanted):
-        wanted.get()
+    make = dataclasses.replace(wanted, progress=_Reported()).get
+    names = str(wanted.main), str(wanted.draft), for_this_machine
+    return dataclasses.replace(alone, pair=PairToMake(geometry, make, partial(begin_beside, __name__, names)))
 
 
 def _find(main: str | Path, draft: str | Path | None, for_this_machine: bool, progress: Progress) -> Bundle | _Wanted:
@@ -150,7 +133,7 @@ class _Wanted:
             draft_revision=None if self.alone is None else commits[-1],
             for_this_machine=self.for_this_machine,
             main_from=None if self.alone is None else self.alone.made(),
-            made_from=json.dumps(self.key | {"version": ""}, sort_keys=True),  # saved chats outlive a version
+            hashes_sources=False,  # the cache knows them
         )
 
     def _make(self, output: Path) -> Bundle:
@@ -238,4 +221,4 @@ class _Reported(Silent):
 
 
 if __name__ == "__main__":
-    work_beside(_work_on)
+    work_beside(lambda main, draft, for_this_machine: cached_bundle(main, draft, for_this_machine=for_this_machine))

@@ -103,7 +103,7 @@ class ExportRequest:
     overwrite: bool = False
     for_this_machine: bool = True
     main_from: Bundle | None = None  # of the same main model, whose files are taken over
-    made_from: str | None = None  # says what a bundle is made of: neither sources nor large weights are hashed then
+    hashes_sources: bool = True  # whether the manifest has the sha256 of GGUF files
 
 
 class Export:
@@ -256,8 +256,6 @@ class Export:
                     raise
                 shutil.rmtree(target.new / self._head.kind, ignore_errors=True)
                 progress.note(f"The model's own MTP module is left out. {error}")
-        if self.request.made_from is not None:
-            target.hash_later(self.request.made_from)
         return finish(target, plans, entries, pairings, progress, added)
 
     def _tokenizers(self, target: Target, plans: list[Plan], folders: list[str | None]) -> list[Callable[[], None]]:
@@ -275,13 +273,13 @@ class Export:
         return made
 
     def _convert(self, target: Target, plan: Plan, folder: str | None, diet: Diet | None) -> ModelEntry:
-        """Convert one model; or take it over from another bundle."""
+        """Convert one model, and begin to hash its files; or take it over from another bundle."""
         if (other := self._other(plan)) is not None:
             target.take_over(other, plan.role)
             return other.manifest.main
         progress, adapter = ForModel(self.progress, plan.role), self._adapter if plan.role == "main" else None
         request = self.request
-        return convert_model(
+        entry = convert_model(
             plan,
             folder,
             diet,
@@ -289,8 +287,10 @@ class Export:
             request.trust_remote_code,
             progress,
             adapter,
-            hashes_source=request.made_from is None,
+            hashes_source=request.hashes_sources,
         )
+        target.hash(entry.folder)
+        return entry
 
     def _other(self, plan: Plan) -> Bundle | None:
         """The bundle whose main model is this one, as it is planned."""

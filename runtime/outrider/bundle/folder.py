@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 # For weights, and for larger files than this, only the size is checked. All other files are hashed at every start,
 # because wrong bytes in a tokenizer's file would end the process. The 22 MB of a Qwen2.5 pair take 27 ms.
-HASHED_BYTES = 64 << 20
+_HASHED_BYTES = 64 << 20
 _AGAIN = "Export the bundle again."
 
 
@@ -133,18 +133,18 @@ class Bundle:
 
     def sha256_of(self, folder: str) -> str:
         """One hash for the files of one of its folders, from those in the manifest."""
-        lines = sorted(f"{entry.path.removeprefix(folder)} {entry.identity}\n" for entry in self.files_of(folder))
+        lines = sorted(f"{entry.path.removeprefix(folder)} {entry.sha256}\n" for entry in self.files_of(folder))
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def check_hashes(self, progress: Callable[[int], None] | None = None) -> None:
-        """Read every file again whose sha256 is known, and compare it with the manifest.
+        """Read every file again and compare its sha256 with the manifest.
 
         `progress` is called with the number of bytes read since the last call.
 
         Raises:
             BundleError: with the first file that differs, or cannot be read.
         """
-        for entry in filter(lambda entry: entry.sha256, self.manifest.files):
+        for entry in self.manifest.files:
             self.check_hash(entry, progress)
 
     def check_hash(self, entry: FileEntry, progress: Callable[[int], None] | None = None) -> None:
@@ -303,5 +303,5 @@ def _check_files(bundle: Bundle) -> None:
             size = path.stat().st_size
         if size != entry.size:
             raise BundleError(f"{path} has {size:,} bytes instead of {entry.size:,}. Export the bundle again.")
-        if entry.sha256 and size <= HASHED_BYTES and entry.path not in weights:
+        if size <= _HASHED_BYTES and entry.path not in weights:
             bundle.check_hash(entry)

@@ -221,13 +221,7 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     path: str
     size: NonNegative
-    sha256: Sha256 | None  # None: large weights, which are hashed while nobody waits
-    made_from: Sha256 | None = None  # of all that these were made of
-
-    @property
-    def identity(self) -> str:
-        """The hash that identifies it, the same before and after its own is known."""
-        return self.made_from or self.sha256 or ""
+    sha256: Sha256
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

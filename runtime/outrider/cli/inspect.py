@@ -50,8 +50,7 @@ def inspect(bundle: str, draft: str | None, check: bool, as_json: bool) -> None:
         return
     _print(opened)
     if check:
-        known = sum(file.sha256 is not None for file in opened.manifest.files)
-        out.print(f"All {known} files have the sha256 of the manifest.", style="green")
+        out.print(f"All {len(opened.manifest.files)} files have the sha256 of the manifest.", style="green")
 
 
 def _inspect_file(path: Path, *, as_json: bool) -> None:
@@ -131,7 +130,7 @@ def _print(bundle: Bundle) -> None:
     )
     files = table("file", "size", "sha256")
     for file in manifest.files:
-        files.add_row(file.path, decimal(file.size), f"{file.sha256[:16]}…" if file.sha256 else "not known yet")
+        files.add_row(file.path, decimal(file.size), f"{file.sha256[:16]}…")
     out.print(files)
 
 

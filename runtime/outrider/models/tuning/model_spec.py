@@ -55,9 +55,9 @@ class ModelSpec:
 
     @property
     def files(self) -> dict[str, str]:
-        """What identifies each of its files, and of its vision encoder's."""
+        """The sha256 of each of its files, and of its vision encoder's."""
         seen = self.bundle.files_of(self.model.vision.folder) if self.model.vision else []
-        return {entry.path: entry.identity for entry in (*self._entries, *seen)}
+        return {entry.path: entry.sha256 for entry in (*self._entries, *seen)}
 
     @property
     def size(self) -> int:
@@ -129,7 +129,7 @@ class ModelSpec:
         if self.drafter is not None and self.drafter.traits.design != "model":
             shared = self.bundle.files_of(main.folder)  # a head has the main model's embedding
             drafter = {"kind": self.drafter.kind, "layers": self.layers, "num_places": self.drafter.num_places}
-            drafter["shared"] = {entry.path: entry.identity for entry in shared}
+            drafter["shared"] = {entry.path: entry.sha256 for entry in shared}
         here = None if self.device == "CPU" else find_device(self.device, self.model.format)
         return ModelIdentity(
             role="main" if self.is_main else "draft",
