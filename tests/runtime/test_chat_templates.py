@@ -140,9 +140,19 @@ def test_where_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> Non
     """In an app that is frozen into one file."""
     monkeypatch.setattr(processes, "child_command", lambda _: None)
     monkeypatch.setattr(template_use, "_pool", lambda _: children.ChildPool("outrider.inputs.template_child"))
+    template_use.start_templates()
     assert render("{{ messages[0].content }}") == "Hi"
     with pytest.raises(RequestError, match="exceeds a limit: it is nested, or calls itself, too deeply"):
         render(BEYOND["brackets"])
+
+
+def test_a_process_that_was_started_before_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = children.ChildPool("outrider.inputs.template_child")
+    monkeypatch.setattr(template_use, "_pool", lambda _: pool)
+    template_use.start_templates()
+    started = pool.process_ids
+    assert render("{{ messages[0].content }}") == "Hi"
+    assert pool.process_ids == started != []
 
 
 def test_honest_templates_are_within_the_limits() -> None:

@@ -86,8 +86,8 @@ def main(arguments: list[str] | None = None) -> None:
 
     Errors are one line on standard error. OUTRIDER_DEBUG=1 shows tracebacks.
     """
-    # Importing OpenVINO sends usage statistics with the first, from a fork of this process; the second takes 50 ms.
-    sys.modules.update(dict.fromkeys(("openvino_telemetry", "openvino.tools.ovc")))  # type: ignore[arg-type]
+    # With this package, importing OpenVINO sends usage statistics, from a fork of this process.
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
     sys.exit(run(arguments))
 
 

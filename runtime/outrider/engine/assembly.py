@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
-from threading import Thread
 
 from outrider.bundle import Bundle
 from outrider.bundle.folder import draft_models_of
@@ -29,7 +28,7 @@ from outrider.engine.prompts import Prompts, check_adapter
 from outrider.engine.trial_answers import TrialAnswers
 from outrider.errors import OptionError
 from outrider.inputs.text import Tokenizer, check_tokenizer, pieces_of
-from outrider.inputs.text.template_use import render
+from outrider.inputs.text.template_use import start_templates
 from outrider.inputs.text.tokenizer import guarded
 from outrider.inputs.vision import Vision
 from outrider.models.kv import PREFIXES, PrefixStore, StoredModel
@@ -98,9 +97,11 @@ def assemble(
         store = AnswerStore(scheduler.answer_store, manifest.main.vocab_sha256)
     prepare_arrays()
     admission = Admission(manifest, scheduler.cache_size)
-    with ThreadPoolExecutor(1) as pool:  # OpenVINO prepares graphs meanwhile
+    with ThreadPoolExecutor(2) as pool:  # OpenVINO prepares graphs meanwhile
         made = pool.submit(_tokenizers_of, bundle, tokenizer, scheduler)
-        loaded, placement = _load(models, admission, lambda: wait([made]))
+        # The templates' process takes longer to start than to lay a prompt out.
+        begun = [pool.submit(start_templates)] if tokenizer is None and manifest.tokenizer.chat_template else []
+        loaded, placement = _load(models, admission, lambda: (wait([made]), wait(begun)))
     public, tokenizer = made.result()
     config = dataclasses.replace(config, device=placement.named_in(config.device))
 
@@ -287,8 +288,6 @@ def _tokenizers_of(
         return given, guarded(given)
     main = bundle.manifest.main
     context_length = max(main.geometry.context_length, main.encoder.context_length if main.encoder else 0)
-    if bundle.manifest.tokenizer.chat_template:  # its process takes longer to start than to lay a prompt out
-        Thread(target=render, args=("", {}), daemon=True).start()
     own = Tokenizer(
         bundle.tokenizer_path, context_length, special_tokens_in_content=scheduler.special_tokens_in_content
     )

@@ -92,6 +92,17 @@ class ChildPool:
         self.closed = True
         _end_all(self._all, os.getpid())
 
+    def start(self) -> None:
+        """Have a process before the first question.
+
+        Raises:
+            NoChild: when no process can be started here.
+        """
+        with self._slot(None):
+            child = self._new_child(None)
+            with self._lock:
+                self._idle.append(child)
+
     def ask(self, question: Question, kind: type[Made], gone: Event | None = None) -> Made:
         """Have work done. kind: of the outcome. gone: is set when nobody waits for it any more.
 

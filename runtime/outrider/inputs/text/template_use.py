@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from outrider.inputs.template_child import LaidOutText, TemplateUse, lay_out
@@ -58,6 +59,12 @@ def render(source: str, variables: Mapping[str, Any]) -> str:
         }
         raise TemplateLimit(limits[made.beyond])
     return made.text
+
+
+def start_templates() -> None:
+    """Start the process that templates are laid out in, if there can be one."""
+    with suppress(NoChild):
+        _pool(os.getpid()).start()
 
 
 @functools.cache
