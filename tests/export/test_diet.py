@@ -45,7 +45,9 @@ def test_without_texts_the_lowest_ids_of_a_script_and_the_required_are_kept(data
     )
     num_tokens = data.draw(st.integers(len(required) + 1, ROWS))
     vocabulary = Vocabulary(tuple(f"word{i}" for i in range(ROWS)), ())
-    chosen = Diet(vocabulary, candidates, required, num_tokens, [], None).choose_by([], Recorder())
+    counts, progress = data.draw(st.sampled_from([[], [np.zeros(ROWS, dtype=np.int64)]])), Recorder()
+    chosen = Diet(vocabulary, candidates, required, num_tokens, [], None).choose_by(counts, progress)
+    assert "nan" not in progress.notes[0]
     others = [i for i in candidates if i not in required]
     assert chosen.dtype == np.int32
     assert chosen.tolist() == sorted([*required, *others[: num_tokens - len(required)]])

@@ -75,7 +75,7 @@ class Diet:
         scores[self.required] = np.inf
         best_first = np.lexsort((self.candidates, -scores[self.candidates]))
         chosen: NDArray[np.int32] = np.sort(self.candidates[best_first[: self.num_tokens]])
-        if len(counts) == 1:
+        if len(counts) == 1 and counts[0].any():
             why = f"; {counts[0][chosen].sum() / counts[0].sum():.1%} of the corpus's tokens are among them{why}"
         progress.note(f"draft vocabulary: {len(chosen):,} of {len(self.vocabulary):,} tokens{why}.")
         return chosen
