@@ -58,6 +58,7 @@ def _compile_grammar(text: str, tokenizer: LLTokenizer) -> str:
 _DEAR_SCHEMA = re.compile(
     r'"(?:allOf|format|multipleOf|pattern|patternProperties|x-guidance)"|"(?:min|max)[A-Z]\w+"\s*:\s*(?:\d{4}|[\d.]+[eE])'
 )
+_VERBOSE = r"\(\?[a-zA-Z-]*x"  # the flag of a regular expression by which a count may have blanks between its digits
 KINDS = {
     "json_schema": GrammarKind(
         lambda value: json.dumps({"type": "object"} if value is True else value),
@@ -69,14 +70,14 @@ KINDS = {
     "regex": GrammarKind(
         str,
         500,
-        re.compile("(?!)"),
+        re.compile(_VERBOSE),
         _compile_regex,
         "Give a regular expression in the syntax of Rust's regex crate.",
     ),
     "grammar": GrammarKind(
         str,
         1_000,
-        re.compile("[&~%]"),
+        re.compile(f"[&~%]|/[a-z]*x|{_VERBOSE}"),
         _compile_grammar,
         "Give a Lark grammar with a rule 'start', or one in GBNF with a rule 'root'.",
     ),

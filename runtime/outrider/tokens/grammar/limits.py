@@ -50,5 +50,5 @@ def is_cheap(text: str, most_characters: int, dear: re.Pattern[str]) -> bool:
     """
     if len(text) > most_characters or dear.search(text):
         return False
-    counts = (int(digits[:9]) for found in _COUNT.finditer(text) for digits in found.groups("") if digits)
-    return math.prod(max(1, count) for count in counts) <= _CHEAP_COPIES
+    counts = (digits.lstrip("0")[:9] for found in _COUNT.finditer(text) for digits in found.groups(""))
+    return math.prod(int(count or 1) for count in counts) <= _CHEAP_COPIES
