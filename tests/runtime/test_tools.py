@@ -87,7 +87,7 @@ TEXTS = [
     (MISTRAL, f'[TOOL_CALLS] [{CALL}, {STOP[:-1]}, "id": "VvvODy9mT"}}]', "", CALLS),
     (MISTRAL, "[TOOL_CALL] is no marker [", "[TOOL_CALL] is no marker [", []),
     (MISTRAL, "[TOOL_CALLS] nothing", "[TOOL_CALLS] nothing", []),
-    (MISTRAL, '[TOOL_CALLS][{"name":"\\u00e9","arguments":{}}]', "", [ToolCall("é", "{}")]),
+    (MISTRAL, '[TOOL_CALLS][{"name":"\\u00e9\\ud800","arguments":{}}]', "", [ToolCall("é\ufffd", "{}")]),
     (MISTRAL_ARGS,
      'So.[TOOL_CALLS]get_weather[ARGS]{"city": "Paris", "days": 3}[TOOL_CALLS]stop[CALL_ID]VvvODy9mT[ARGS]{}', "So.",
      CALLS),
@@ -99,6 +99,7 @@ TEXTS = [
      '<tool_call><function=f><parameter=a>\n\n"é"\n\n</parameter> <parameter=b>True</parameter>and</tool_call>.', ".",
      [ToolCall("f", '{"a": "é", "b": true}')]),
     (QWEN_CODER, "<tool_call>\n<function=f>\n<parameter=a>\nx\n</para", "", [ToolCall("f", "")]),
+    (QWEN_CODER, '<tool_call><function=f>{"a": 1}</function></tool_call> e', "e", ONE),
     (QWEN_CODER, "<tool_call>\n<function>", "<tool_call>\n<function>", []),
     (GLM,
      "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n"
@@ -112,9 +113,8 @@ TEXTS = [
     (HERMES, '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", ONE),
     (HERMES, '<tool_call>{"name": "f"}</tool_call>', "", [ToolCall("f", "{}")]),
     (HERMES, '<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [ToolCall("f", "{}")]),
-    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1 ,}}</tool_call>', "", [ToolCall("f", '{"a": 1 }')]),
-    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": [1,\n], "b": ",}"}}</tool_call>', "",
-     [ToolCall("f", '{"a": [1\n], "b": ",}"}')]),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": [1,\n], "b": ",}" ,}}</tool_call>', "",
+     [ToolCall("f", '{"a": [1\n], "b": ",}" }')]),
     (HERMES, '<tool_call>{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}</tool_call>', "", ONE),
     (HERMES, '<tool_call>[{"name": "f", "arguments": {"a": 1}}, {"name": "g"}]</tool_call>', "",
      [*ONE, ToolCall("g", "{}")]),
@@ -122,6 +122,7 @@ TEXTS = [
     (HERMES, '<tool_call>{"colour": "red"}</tool_call>', '<tool_call>{"colour": "red"}</tool_call>', []),
     (LLAMA, '{"type": "function", "name": "f", "parameters": {"a": 1}}', "", ONE),
     (MISTRAL, '[TOOL_CALLS][{"arguments": {"a": 1}, "name": "f"}]', "", ONE),
+    (HERMES, f'<tool_call>{{"name": "f",{" " * 1100}"arguments": {{"a', "", [ToolCall("f", '{"a')]),
     # What max_tokens has cut is not shown.
     *((HERMES, text, "", []) for text in (
         "<tool_call>\n", '<tool_call>\n{"name', '<tool_call>\n{"name": "f", "arguments":',
@@ -134,9 +135,9 @@ TEXTS = [
      '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>', "", ONE),
     ("<｜tool▁sep｜>{", '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>', "", ONE),
     ("<|channel|>commentary", '<|channel|>commentary to=functions.f<|message|>{"a": 1}<|call|>', "", ONE),
-    ("<|tool_call_start|>", "<|tool_call_start|>[f(a=1)]<|tool_call_end|>", "", ONE),
-    ("<|tool_call_start|>", '<|tool_call_start|>[f(a="x, (y)", b=[1, true]), g()]<|tool_call_end|>Then', "Then",
-     [ToolCall("f", '{"a": "x, (y)", "b": [1, true]}'), ToolCall("g", "{}")]),
+    ("<|tool_call_start|>", '<|tool_call_start|>[f(a="""x, "(y)""", b=[1, true]), g()]<|tool_call_end|>Then', "Then",
+     [ToolCall("f", '{"a": "x, \\"(y)", "b": [1, true]}'), ToolCall("g", "{}")]),
+    (LFM, "<|tool_call_start|>[f(a=g(b=1))]<|tool_call_end|>", "<|tool_call_start|>[f(a=g(b=1))]<|tool_call_end|>", []),
     ("<|tool_call>", "<|tool_call>call:f{a:1}<tool_call|>", "", ONE),
     ("<|tool_call>", '<|tool_call>call:f{a:<|"|>{b:"}<|"|>,c:[{d:true}]}<tool_call|>Then', "Then",
      [ToolCall("f", '{"a": "{b:\\"}", "c": [{"d": true}]}')]),
@@ -145,6 +146,8 @@ TEXTS = [
      ONE),
     ("<minimax:tool_call>", '<minimax:tool_call><invoke name="f"><parameter name="a">x</parameter></invoke>'
      '<invoke name="g"></invoke></minimax:tool_call>Then', "Then", [ToolCall("f", '{"a": "x"}'), ToolCall("g", "{}")]),
+    ("<minimax:tool_call>", '<minimax:tool_call><invoke name="f">{"a": 1}</invoke><invoke name="g">{}</invoke>'
+     "</minimax:tool_call>Then", "Then", [*ONE, ToolCall("g", "{}")]),
 ]  # fmt: skip
 
 
@@ -168,6 +171,8 @@ LOOSE = [  # as small models write calls where tools were offered
     (HERMES, f"Sure:\n```json\n{CALL}\n```\nOk", "Sure:Ok", CALLS[:1]),
     (HERMES, f"```xml\n<tool_call>\n{CALL}\n</tool_call>\n```", "", CALLS[:1]),
     (HERMES, f'```\n{CALL}\n{{"name": "stop", "arguments": []}}\n```\nDone.', "Done.", CALLS),
+    (HERMES, f"```json\n{CALL}\n```\n```json\n{STOP}\n```\n done", "done", CALLS),
+    (LLAMA, f"```json\n{CALL}\n```\n```python\nx\n```", "```python\nx\n```", CALLS[:1]),
     (HERMES, f'<tools>\n[{CALL}, {{"name": "stop"}}]\n</tools>', "", CALLS),
     (HERMES, f'<tool_call>\n{CALL[:-1]}\n</tool_call>\n<tool_call>{{"name": "stop"}}', "", CALLS),
     (HERMES, f'<tool_call>{CALL},\n{{"name": "stop"}}</tool_call>', "", CALLS),
@@ -199,7 +204,7 @@ LOOSE = [  # as small models write calls where tools were offered
     (LLAMA, f'I call.\n{LLAMA_CALL}\n{{"name": "stop", "parameters": {{}}}}', "I call.", CALLS),
     (LLAMA, f"[{LLAMA_CALL}]", "", CALLS[:1]),
     (LLAMA, '[get_weather(city="Paris", days=3), stop()]', "", CALLS),
-    (LLAMA, '<|python_tag|>get_weather.call(city="Paris", days=3)', "", CALLS[:1]),
+    (LLAMA, '<|python_tag|>functions.get_weather.call(city="Paris", days=3)', "", CALLS[:1]),
     (LLAMA, '[get_weather("Paris")] [a](b)', '[get_weather("Paris")] [a](b)', []),
     (LLAMA, '<function=get_weather>{"city": "Paris", "days": 3}</function>', "", CALLS[:1]),
     (LLAMA, '<function=other>{"city": "Paris"}</function>', '<function=other>{"city": "Paris"}</function>', []),
@@ -217,12 +222,13 @@ LOOSE = [  # as small models write calls where tools were offered
     (LFM, f"<|tool_call_start|>[{CALL}]<|tool_call_end|>", "", CALLS[:1]),
     (LFM, r'<|tool_call_start|>[get-it(from="a\/b", in="\ud83d\ude00 \d")]<|tool_call_end|>', "",
      [ToolCall("get-it", r'{"from": "a/b", "in": "' "\U0001f600" r' \\d"}')]),
-    (HERMES, r'<tool_call>{"arguments": {"a": "\ud83d"}, "name": "f"}</tool_call>', "",
-     [ToolCall("f", '{"a": "\ufffd"}')]),
+    (HERMES, r'<tool_call>{"arguments": {"a": "\ud83d"}, "name": "f\ud800"}</tool_call>', "",
+     [ToolCall("f\ufffd", '{"a": "\ufffd"}')]),
     (LFM, "<|tool_call_start|>[f(a=1e999)]<|tool_call_end|>", "<|tool_call_start|>[f(a=1e999)]<|tool_call_end|>", []),
     (KIMI,
      '<|tool_calls_section_begin|><|tool_call_begin|>get_weather:0<|tool_call_argument_begin|>{"city": "Paris", '
      '"days": 3}<|tool_call_end|><|tool_calls_section_end|>', "", CALLS[:1]),
+    (KIMI, '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>', "", ONE),
     (DEEPSEEK,
      'So.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris", "days": 3}'
      "<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "So.", CALLS[:1]),
@@ -248,11 +254,16 @@ def test_strings_and_values_of_python_in_arguments_become_json(written: str, mea
         assert json.loads(call.arguments) == {"a": meant}
 
 
-def test_strings_in_calls_of_python_become_json() -> None:
-    written = '[f(Title="a\nb)]", n=None)]'
-    (call,) = in_pieces(LLAMA.stream(tools=[{"function": {"name": "f"}}], loose=True), written, 1000)[1]
-    assert json.loads(call.arguments) == {"Title": "a\nb)]", "n": None}
-    assert json.loads(LFM.parse(f"<|tool_call_start|>{written}<|tool_call_end|>")[1][0].arguments)["Title"] == "a\nb)]"
+@pytest.mark.parametrize(("written", "meant"), [
+    ('"a\nb)]"', "a\nb)]"), ("None", None), ("[true, null]", [True, None]), (".5", 0.5), ("+1", 1), ("0x10", 16),
+    ("1_000", 1000), ('"a" "b"', "ab"), ('{1: "a"}', {"1": "a"}), (r'"\x41"', "A"), (r'r"\d"', r"\d"),
+    (r'"C:\Us \\d"', r"C:\Us \d"), (r'"it\'s"', "it's"),
+])  # fmt: skip
+def test_values_in_calls_of_python_become_json(written: str, meant: Any) -> None:
+    call = f"[f(Title={written}, n=None)]"
+    for form, text in ((LLAMA, call), (LFM, f"<|tool_call_start|>{call}<|tool_call_end|>")):
+        (found,) = in_pieces(form.stream(tools=[{"function": {"name": "f"}}], loose=True), text, 1000)[1]
+        assert json.loads(found.arguments) == {"Title": meant, "n": None}
 
 
 def add_up(pieces: Sequence[str | ToolCallDelta]) -> tuple[str, list[tuple[int, str, str]]]:

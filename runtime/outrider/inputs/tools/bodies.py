@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from outrider.inputs.tools.arguments import end_of_value
 from outrider.inputs.tools.markers import literal, marker_in_lark, tags_in_lark
-from outrider.inputs.tools.shapes import ToolCall, calls_of, may_be_call, python_calls
+from outrider.inputs.tools.shapes import ToolCall, calls_of, may_be_call, python_calls, without_halves
 from outrider.tokens.grammar import JSON_STYLE, check_length, with_real_dates
 from outrider.types import TextTokenizer
 
@@ -57,6 +57,7 @@ class CallBody(ABC):
     """What stands between a format's markers."""
 
     markers: tuple[str, ...] = ()  # what may be tokens of their own
+    end = ""  # after the arguments, if these do not say where they end
     next_begin = ""  # what another call in the same block begins with, in formats without a separator
 
     @abstractmethod
@@ -79,7 +80,7 @@ class JsonBody(CallBody):
     def read(self, text: str, opener: str, end: str, schemas: Schemas) -> CallText | None:  # noqa: ARG002
         """Read an object. Its arguments grow if they follow the name."""
         if head := _head_in_json(opener).match(text):
-            return CallText((ToolCall(json.loads(head[1], strict=False), ""),), head.end(), "object")
+            return CallText((ToolCall(without_halves(json.loads(head[1], strict=False)), ""),), head.end(), "object")
         return read_object(text)
 
     def rules(self, rule: str, function: Mapping[str, Any], parts: GrammarParts) -> Rules:
@@ -128,6 +129,7 @@ def read_object(text: str, *, needs_arguments: bool = False) -> CallText | None:
     return CallText(calls, end, "whole") if calls else None
 
 
+_PREFIX = "functions."  # of a name
 _AFTER_NAME = re.compile(r"(?:\.(?:c(?:a(?:ll?)?)?)?)?\s*(?:[({]|\Z)")  # Llama 3.1 writes f.call(a=1)
 
 
@@ -138,7 +140,7 @@ def read_spelled(text: str, names: Iterable[str]) -> CallText | None:
     if bracket and name in names:
         return CallText((ToolCall(name, ""),), len(before), "arguments")
     head = _unprefixed(text.lstrip().removeprefix("[").lstrip())
-    if not any(
+    if not _PREFIX.startswith(head) and not any(
         name.startswith(head) or (head.startswith(name) and _AFTER_NAME.match(head[len(name) :])) for name in names
     ):
         return None
@@ -155,7 +157,7 @@ def offered(name: str, names: Iterable[str]) -> str:
 
 
 def _unprefixed(name: str) -> str:
-    return name.removeprefix("functions.").removesuffix(".call")
+    return name.removeprefix(_PREFIX).removesuffix(".call")
 
 
 @lru_cache

@@ -43,7 +43,7 @@ class Openers:
     def __init__(self, form: ToolFormat, *, loose: bool) -> None:
         others = (form.bare_begin, *_OPENERS, *NAMED_TAGS) if loose else ()
         self._markers = (form.begin, *form.around, *others)
-        self._is_loose = loose
+        self._begin, self._is_loose = form.begin, loose
         firsts = {marker[0] for marker in self._markers} | ({"[", BRACKET} if loose else set())
         self._first = re.compile(f"[{re.escape(''.join(firsts))}]")  # what all of them begin with
 
@@ -60,6 +60,8 @@ class Openers:
         if found:
             marker = min(found, key=lambda each: (found[each], -len(each)))
             before = text[: found[marker]]
+            if marker != self._begin and self._begin.startswith(text[len(before) :]):
+                return "", len(text), text[len(before.rstrip()) :]  # it may become the longer one
             return marker, len(before), before[len(before.rstrip()) :]
         held = [held_for(text, marker) for marker in self._markers]
         if self._is_loose and (part := PART_OF_BARE.search(text)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -80,41 +81,64 @@ def _call_of(value: Any, needs_arguments: bool) -> ToolCall | None:
     if not isinstance(arguments, Mapping):
         return None
     try:
-        return ToolCall(names[0], _as_json(arguments))
+        return ToolCall(without_halves(names[0]), _as_json(arguments))
     except ValueError:
         return None
 
 
 PYTHON_NAME = re.compile(r"""[^\s()\[\]{},:='"]+""")  # get-weather, too
 _IN_PYTHON = re.compile(
-    rf"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|({PYTHON_NAME.pattern})\s*([(=])|[()]""", re.DOTALL
-)  # fmt: skip
+    rf"""([rR]?("{{3}}|'{{3}}|["'])(?:[^\\]|\\.)*?(?:\2|\\?\Z))|({PYTHON_NAME.pattern}+)(\s*[(=])?""", re.DOTALL
+)  # a string, which may not end, or a name, and what follows it
+_CONSTANTS = {"true": "True", "false": "False", "null": "None"}
+_ESCAPE = re.compile(r"""\\([\\'"abfnrtv0-7]|x[\da-fA-F]{2}|u[\da-fA-F]{4}|U00(?:0[\da-fA-F]|10)[\da-fA-F]{4}|/|)""")
 
 
 def python_calls(text: str) -> tuple[ToolCall, ...]:
-    """Calls as Python writes them, [f(a="x"), g()], with Python's values or JSON's: LFM2, Llama 4."""
-    ends = list[str]()  # of the brackets that are open
+    """Calls as Python writes them, [f(a="x"), g()], with Python's values or JSON's: LFM2, Llama 4.
 
-    def in_json(found: re.Match[str]) -> str:
-        string, name, mark = found.groups()
+    Names need not be Python's, as others stand for them while it reads the calls: get-weather(from="Oslo").
+    """
+    names = dict[str, str]()  # by what stands for them
+
+    def in_python(found: re.Match[str]) -> str:
+        string, _, name, mark = found.groups()
         if string:
-            return string
-        if mark == "=":
-            return f"{json.dumps(name)}:"
-        if found[0] == ")":
-            return ends.pop() if ends else ")"
-        ends.append("}}" if name else "]")
-        return f'{{"name": {json.dumps(name)}, "arguments": {{' if name else "["
+            return string if string[0] in "rR" else _string_in_python(string)
+        if not mark:
+            return _CONSTANTS.get(name, name)
+        names[other := f"n{len(names)}"] = name
+        return other + mark
 
-    return calls_of(_IN_PYTHON.sub(in_json, text))
+    try:
+        parsed = ast.parse(_IN_PYTHON.sub(in_python, text.strip()), mode="eval").body
+        nodes = parsed.elts if isinstance(parsed, ast.List) else [parsed]
+        return tuple(_python_call(node, names) for node in nodes)
+    except (SyntaxError, ValueError, TypeError, KeyError, RecursionError, MemoryError):
+        return ()
+
+
+def _string_in_python(text: str) -> str:
+    """A string as models write it: with line breaks, JSON's escapes, and backslashes that escape nothing."""
+    escaped = _ESCAPE.sub(lambda found: {"/": "/", "": r"\\"}.get(found[1], found[0]), text)
+    return escaped.replace("\n", r"\n").replace("\r", r"\r")
+
+
+def _python_call(node: ast.expr, names: Mapping[str, str]) -> ToolCall:
+    """One call. Raises ValueError, TypeError or KeyError for anything else."""
+    if not isinstance(node, ast.Call) or node.args or not isinstance(node.func, ast.Name):
+        raise ValueError("no call by names alone")
+    given = {names[str(each.arg)]: ast.literal_eval(each.value) for each in node.keywords}
+    return ToolCall(names[node.func.id], _as_json(given))
 
 
 def _as_json(value: Any) -> str:
-    """JSON, in which halves of a character that escapes make are U+FFFD, as no response can have them.
+    """JSON of a value. Raises ValueError for what JSON does not have, such as 1e999."""
+    return without_halves(json.dumps(value, ensure_ascii=False, allow_nan=False))
 
-    Raises ValueError for what JSON does not have, such as 1e999.
-    """
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+def without_halves(text: str) -> str:
+    """A text in which halves of a character that escapes make are U+FFFD, as no response can have them."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from outrider.inputs.tools.formats import ToolFormat
 
 _LONG = 1_000  # characters of a call, from which on it is only read again where it may have ended
-_CLOSING = re.compile(r"[>)}\]]")  # with what calls end
+_CLOSING = re.compile(r"[>)}\]{]")  # with what calls end, or arguments begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +246,8 @@ class ToolCallStream:
         ends = [form.end] if form.end and (self._is_loose or not self._has_ended) else []
         if self._is_loose:
             ends += [*CLOSERS, *([FENCE] if FENCE in self._block else [])]
+        tag = "" if self._has_ended else form.body.end
+        ends += [tag] if tag else []
         again = form.body.next_begin if self._read == self._marked and not (form.separator or self._has_ended) else ""
         end = begins_with(left, ends)
         if (end == "" or (not left and ends)) or (not left and not is_last):
@@ -253,7 +255,9 @@ class ToolCallStream:
         if is_last:
             self._step = self._drop
         elif end:
-            self._left, self._has_ended = left[len(end) :], True
+            self._left, self._has_ended = left[len(end) :], end != tag
+            if end == FENCE:
+                self._block = ""
         elif again and left.startswith(again):
             self._left = left
             self._begin_call(self._marked)
