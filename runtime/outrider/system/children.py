@@ -93,12 +93,14 @@ class ChildPool:
         _end_all(self._all, os.getpid())
 
     def start(self) -> None:
-        """Have a process before the first question.
+        """Have a process before the first question, unless there is one.
 
         Raises:
             NoChild: when no process can be started here.
         """
         with self._slot(None):
+            if self.process_ids:
+                return
             child = self._new_child(None)
             with self._lock:
                 self._idle.append(child)
