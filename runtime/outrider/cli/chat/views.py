@@ -108,7 +108,6 @@ class MarkdownView:
     def __init__(self, console: Console, form: ReasoningFormat | None = None) -> None:
         self._console, self._form = console, form
         self._text = ""
-        self._num_printed = 0  # lines
         self._reasoning: Splitter | CallsWithin | None = None
         self._num_thoughts = 0  # tokens
         self._has_thought = False
