@@ -22,6 +22,7 @@ from outrider.config import Config
 from outrider.drafters.controller.pricing import best_length
 from outrider.testing import ToyTokenizer
 from outrider_bench.prompts import read_prompts
+from outrider_distill.general import general_prompts
 from outrider_export.describe.architectures import ARCHITECTURES
 from outrider_export.direct.archs import ARCHS
 
@@ -59,7 +60,7 @@ COUNTS = {
     r"(?:layouts|published models)": len(LAYOUTS),
     r"commands": len(COMMANDS),
     r"(?:open|short) questions": len(read_prompts("open")),
-    r"general ones": runpy.run_path(str(ROOT / "samples" / "make_prompts.py"))["NUM_PROMPTS"],
+    r"general ones": len(general_prompts()),
     r"questions in `samples": len((ROOT / "samples" / "rag_documents" / "questions.jsonl").read_text().splitlines()),
 }
 SOURCES = [

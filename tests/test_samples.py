@@ -67,14 +67,6 @@ def test_a_missing_package_is_said_before_a_model_is_loaded(name: str, package: 
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_the_sample_of_prompts(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.txt"
-    assert "2,600 prompts" in run("make_prompts.py", str(path))
-    prompts = path.read_text(encoding="utf-8").splitlines()
-    assert len({*prompts}) == 2600
-    assert not any("{" in prompt for prompt in prompts)
-
-
 @pytest.mark.slow
 def test_the_client_sample(tiny: Path) -> None:
     serving = pytest.importorskip("serving", reason="needs the extra [server] and openai")

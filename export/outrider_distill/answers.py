@@ -47,7 +47,7 @@ from outrider_distill.writer import Writer
 TEMPERATURE = 0.7  # of every second answer; the others are greedy
 _FOLLOW_UP_SHARE = 0.1  # of the prompts
 _BEGINNING = 40  # tokens of an answer that are looked at for a refusal
-_TURNS = 4  # least conversations of a shard for each place in the batch, which is not full at the shard's end
+_TURNS = 3  # least conversations of a shard for each place in the batch, which is not full at the shard's end
 _NUMBERS = 1 << 20  # of texts that one shard may write
 _TELL = 1.0  # seconds
 _BATCH_SIZE = "batch_size"  # a file: all shards are written in batches of the size that was chosen at first

@@ -117,7 +117,7 @@ class DistillPlan:
 
     def lines(self) -> list[str]:
         """The plan for the user."""
-        prompts = "the model's own prompts" if self.prompts is None else "your prompts and the model's own"
+        prompts = "general prompts and the model's own" if self.prompts is None else "your prompts and the model's own"
         several = self.kind == "auto" or "," in self.kind
         kind = "the drafter that gains most per hour" if several else f"a drafter of kind {self.kind}"
         total = system_memory()[0]

@@ -8,6 +8,7 @@ Costs are measured by the engine as the controller will use them; acceptance com
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from outrider.models.cost.table import NEAR
 from outrider_export.bundles.drafters import add_drafter
 
 _WORTH, _GOOD = 1.05, 1.2  # speed-ups from which a drafter is worth using, and worth the work
+_FIRST_STEPS = 4  # in which a training learns as much as later while their number doubles
 _BATCHES = (16, 32, 64)  # texts written at the same time
 
 
@@ -76,46 +78,57 @@ SHARE = 0.1  # of the training data
 class DistillTrial:
     """A kind after training on a part of the data.
 
-    acceptance: on held-out text, of place 1, 2, … hours: of this training. hours_in_all: training on all data takes.
+    acceptance: on held-out text, of place 1, 2, … expected: the same after the whole training, see `grown`, which the
+    prediction is made of. hours: of this training.
     """
 
     kind: str
     acceptance: list[float]
+    expected: list[float]
     prediction: SpeedPrediction
     hours: float
-    hours_in_all: float
 
     @property
     def gain(self) -> float:
         """Speed-up over plain decoding, less 1."""
         return self.prediction.speed_up - 1
 
-    def worth(self, hours: float) -> float:
-        """The gain, less where these hours are too few for all data: then kinds compare by their gain per hour."""
-        return self.gain * min(hours / max(self.hours_in_all, 1e-6), 1.0)
+
+def grown(curve: Sequence[Mapping[str, Any]], num_steps: int) -> list[float]:
+    """Acceptance by place after so many steps, by a training's evaluations after fewer (`training.json` has such).
+
+    Acceptance grows with the logarithm of the steps, and no more than half of what is rejected yet is accepted then.
+    """
+    first, last = curve[0], max(curve, key=lambda each: float(each["tokens_per_round"]))
+
+    def log(step: int) -> float:
+        return math.log1p(step / _FIRST_STEPS)
+
+    if last["step"] == first["step"] or num_steps <= last["step"]:
+        return list(last["acceptance"])
+    growth = (log(num_steps) - log(last["step"])) / (log(last["step"]) - log(first["step"]))
+    pairs = zip(first["acceptance"], last["acceptance"], strict=True)
+    return [round(end + min(growth * max(end - begin, 0.0), (1 - end) / 2), 4) for begin, end in pairs]
 
 
-def choose(trials: Sequence[DistillTrial], hours: float) -> DistillTrial:
-    """The kind that gains most in the hours that are left; if none gains yet, the one that drafts most tokens."""
-    gaining = [each for each in trials if each.gain > 0]
-    if gaining:
-        return max(gaining, key=lambda each: each.worth(hours))
-    return max(trials, key=lambda each: sum(accumulate(each.acceptance, mul)))
+def choose(trials: Sequence[DistillTrial]) -> DistillTrial:
+    """The kind that is to gain most; if none does, the one that drafts most tokens."""
+    best = max(trials, key=lambda each: each.gain)
+    return best if best.gain > 0 else max(trials, key=lambda each: sum(accumulate(each.acceptance, mul)))
 
 
-def table(trials: Sequence[DistillTrial], hours: float) -> list[list[str]]:
+def table(trials: Sequence[DistillTrial]) -> list[list[str]]:
     """Why: the head of the table and its rows, the chosen kind marked."""
-    chosen = choose(trials, hours)
+    chosen = choose(trials)
     return [
-        ["kind", "acceptance by position", "draft tokens", "expected", "hours", "hours for all data", ""],
+        ["kind", "hours", "acceptance by position", "expected after training", "draft tokens", "speed", ""],
         *(
             [
                 each.kind,
-                " ".join(f"{share:.0%}" for share in each.acceptance[:4]),
+                f"{each.hours:.2f}",
+                *(" ".join(f"{share:.0%}" for share in shares[:4]) for shares in (each.acceptance, each.expected)),
                 str(each.prediction.num_draft_tokens),
                 f"{each.prediction.speed_up:.2f}×",
-                f"{each.hours:.2f}",
-                f"{each.hours_in_all:.2f} of {hours:.2f}",
                 "taken" if each is chosen else "",
             ]
             for each in trials

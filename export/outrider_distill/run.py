@@ -31,8 +31,9 @@ from outrider.system.files import reading, write_whole
 from outrider_distill.answers import DataProgress, write_data
 from outrider_distill.card import card, describe
 from outrider_distill.data import Data, Recipe, tap_names
+from outrider_distill.general import general_prompts
 from outrider_distill.plan import DistillCandidate, DistillPlan, Options, check_options, freeze, make_the_plan
-from outrider_distill.prediction import SHARE, DistillTrial, choose, shortfall, table, writing_speed
+from outrider_distill.prediction import SHARE, DistillTrial, choose, grown, shortfall, table, writing_speed
 from outrider_distill.progress import Live, Stopping, signals_elsewhere
 from outrider_distill.prompts import read_prompts, texts_in
 from outrider_distill.start import Drafters
@@ -47,8 +48,8 @@ from outrider_export.target import Target, rewrite
 T = TypeVar("T")
 
 EPOCHS = 4
-_DATA_HOURS = 2 / 3  # of all hours, at most
-_TRIAL_HOURS = 0.25  # the same of the comparison of kinds, all together
+_DATA_HOURS = 0.45  # of all hours, at most: a token is written about as fast as a cut draft model is trained on it
+_TRIAL_HOURS = 0.15  # the same of the comparison of kinds, all together
 _KEPT = 0.6  # of what is written: the rest are prompts that the model makes, and texts that are left out
 _TIMED_STEPS = 4
 
@@ -182,7 +183,7 @@ class _Run:
         options = self._options
         num_tokens = self._stored("num_tokens", int, self._num_tokens)
         recipe = Recipe(num_tokens, options.taps, options.seed)
-        prompts = [] if options.prompts is None else read_prompts(options.prompts)
+        prompts = general_prompts() if options.prompts is None else read_prompts(options.prompts)
         excluded = [] if options.excluded is None else texts_in(options.excluded)
         self._live.stage("Writing data")
         with Stopping() as stopped, _Clock(self, "data") as clock:
@@ -207,8 +208,8 @@ class _Run:
         self.trials = [
             self._stored(f"trial-{each.name}", DistillTrial, partial(self._try, each, budget)) for each in candidates
         ]
-        self._live.table(table(self.trials, self._hours_left))
-        return candidates[self.trials.index(choose(self.trials, self._hours_left))]
+        self._live.table(table(self.trials))
+        return candidates[self.trials.index(choose(self.trials))]
 
     def train(self, candidate: DistillCandidate) -> tuple[Any, dict[str, Any]]:
         """The trained drafter, and what training.json says of it."""
@@ -260,8 +261,10 @@ class _Run:
         self._live.stage(f"Trying {candidate.name} on {SHARE:.0%} of the data")
         _, report = self._fit(candidate, SHARE, hours, "trials")
         acceptance, took = report["held_out_acceptance_by_place"], report["hours"]
-        in_all = took / report["steps"] * _planned_steps(report["kind"], self._data)
-        return DistillTrial(candidate.name, acceptance, predict(acceptance, self.costs), took, in_all)
+        left = (1 - _TRIAL_HOURS) * self._options.hours - self.hours.get("data", 0.0)
+        possible = int(left / max(took, 1e-3) * report["steps"])
+        expected = grown(report["curve"], min(possible, _planned_steps(report["kind"], self._data)))
+        return DistillTrial(candidate.name, acceptance, expected, predict(expected, self.costs), took)
 
     def _stops(self, stopped: Stopping, clock: _Clock) -> bool:
         """Between steps: wait as long as it is asked for, store the hours, and say whether to stop."""

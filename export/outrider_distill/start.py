@@ -28,6 +28,7 @@ from outrider_export.progress import Progress
 from outrider_export.sources.source import read_json
 from outrider_export.tokenizers.vocabulary import Vocabulary
 
+_CUT = "layers-"  # begins the names of files with the layers that a candidate keeps
 _LAYER_TOKENS, _LAYER_BATCH = 2048, 1024  # of the training data, to choose layers by
 
 
@@ -75,17 +76,28 @@ class Drafters:
         return open_source(candidate.source, main, self._bundle.manifest.main.source.id, self._progress)
 
     def _start_draft(self, candidate: DistillCandidate) -> Any:
-        path, source = self._work / f"layers-{candidate.name}.json", self._source(candidate)
-        if path.exists():
-            with reading(str(path), "Delete it to choose layers again."):
-                chosen = json.loads(path.read_text(encoding="utf-8"))
-            return restore_draft(source, chosen["layers"], chosen["token_ids"])
+        source, wanted, cuts = self._source(candidate), candidate.num_layers, self._cuts
+        if (found := cuts.get(candidate.name)) is not None:
+            return restore_draft(source, found["layers"], found["token_ids"])
+        others = [each["layers"] for each in cuts.values() if each.get("source") == candidate.source]
+        larger = [each for each in others if wanted is not None and len(each) > wanted]
         counts = self._data.counts(self._bundle.manifest.main.geometry.logits_width)
         epoch = self._data.batches(_LAYER_BATCH, self._seed)
         batches = [self._data.read(each) for each in epoch[: _LAYER_TOKENS // _LAYER_BATCH]]
         head, cut = start_draft(
-            source, counts, batches, num_layers=candidate.num_layers, num_tokens=None, progress=self._progress
-        )
+            source, counts, batches, num_layers=wanted, num_tokens=None, progress=self._progress,
+            within=min(larger, key=len, default=None),
+        )  # fmt: skip
         token_ids = None if head.token_ids is None else head.token_ids.tolist()
-        write_whole(path, json.dumps({"layers": cut.kept, "token_ids": token_ids}).encode())
+        chosen = {"source": candidate.source, "layers": cut.kept, "token_ids": token_ids}
+        write_whole(self._work / f"{_CUT}{candidate.name}.json", json.dumps(chosen).encode())
         return head
+
+    @property
+    def _cuts(self) -> dict[str, Any]:
+        """What was chosen before, by candidate."""
+        found = {}
+        for path in self._work.glob(f"{_CUT}*.json"):
+            with reading(str(path), "Delete it to choose layers again."):
+                found[path.stem.removeprefix(_CUT)] = json.loads(path.read_text(encoding="utf-8"))
+        return found

@@ -28,7 +28,7 @@ from outrider_distill import progress
 from outrider_distill.answers import DataProgress
 from outrider_distill.card import card, command
 from outrider_distill.plan import Options, check_options, freeze, make_the_plan, parse_count
-from outrider_distill.prediction import DistillTrial, choose, shortfall, table
+from outrider_distill.prediction import DistillTrial, choose, grown, shortfall, table
 from outrider_distill.progress import Live, Stopping, signals_elsewhere
 from outrider_distill.run import distill
 from outrider_distill.train.fit import Stopped
@@ -135,20 +135,27 @@ def test_other_prompts_are_another_plan(options: Options, tmp_path: Path) -> Non
         freeze(make_the_plan(asked), asked.work / "plan.json")
 
 
-def trial(kind: str, speed_up: float, hours: float, acceptance: float = 0.5) -> DistillTrial:
-    return DistillTrial(kind, [acceptance] * 4, SpeedPrediction(2, 2.0, speed_up), hours, 10 * hours)
+def trial(kind: str, speed_up: float, acceptance: float = 0.5) -> DistillTrial:
+    return DistillTrial(kind, [acceptance] * 4, [0.7] * 4, SpeedPrediction(2, 2.0, speed_up), 1.0)
 
 
-def test_the_kind_that_gains_most_in_the_hours_left_is_taken() -> None:
-    trials = [trial("eagle3", 1.5, 1.0), trial("draft", 1.2, 0.2)]
-    assert choose(trials, 10.0).kind == "eagle3"  # there is time for all data with each
-    assert choose(trials, 3.0).kind == "draft"  # 0.2, against 0.3 · 0.5
-    rows = table(trials, 3.0)
-    assert [row[0] for row in rows if row[-1] == "taken"] == ["draft"]
-    assert rows[1] == ["eagle3", "50% 50% 50% 50%", "2", "1.50×", "1.00", "10.00 of 3.00", ""]
-    # Where nothing gains yet, acceptance decides.
-    trials = [trial("eagle3", 1.0, 1.0, 0.3), trial("draft", 1.0, 0.1, 0.2)]
-    assert choose(trials, 10.0).kind == "eagle3"
+def test_the_kind_that_is_to_gain_most_is_taken() -> None:
+    trials = [trial("eagle3", 1.5), trial("draft", 1.2)]
+    assert choose(trials).kind == "eagle3"
+    rows = table(trials)
+    assert rows[1] == ["eagle3", "1.00", "50% 50% 50% 50%", "70% 70% 70% 70%", "2", "1.50×", "taken"]
+    # Where nothing gains, acceptance decides.
+    assert choose([trial("eagle3", 1.0, 0.3), trial("draft", 1.0, 0.2)]).kind == "eagle3"
+
+
+def test_acceptance_grows_with_the_logarithm_of_the_steps() -> None:
+    def curve(*points: tuple[int, float]) -> list[dict[str, Any]]:
+        return [{"step": step, "acceptance": [share, 0.4], "tokens_per_round": share} for step, share in points]
+
+    assert grown(curve((0, 0.5), (12, 0.6), (24, 0.55)), 60) == [0.7, 0.4]  # log(1 + 60 / 4) is twice log(1 + 12 / 4)
+    assert grown(curve((0, 0.5), (12, 0.7)), 10_000) == [0.85, 0.4]  # no more than half of the rest
+    for known in (curve((0, 0.5)), curve((0, 0.5), (12, 0.4)), curve((0, 0.2), (70, 0.5))):
+        assert grown(known, 60) == [0.5, 0.4]  # nothing is known of more steps, or so many were taken
 
 
 def status(num_evaluations: int) -> TrainingStatus:

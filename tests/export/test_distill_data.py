@@ -16,6 +16,7 @@ from outrider.inputs.text import Tokenizer
 from outrider_distill import answers as answers_module
 from outrider_distill.answers import DataProgress, write_data
 from outrider_distill.data import Conversation, Data, Recipe, Shard, bytes_per_token, find_shards
+from outrider_distill.general import general_prompts
 from outrider_distill.prompts import (
     MODEL,
     OPENINGS,
@@ -311,6 +312,13 @@ def test_prompts_are_read_from_files(tmp_path: Path) -> None:
             read_prompts(tmp_path / "c.jsonl")
     with pytest.raises(OptionError, match=r"missing\.txt cannot be read: No such file"):
         read_prompts(tmp_path / "missing.txt")
+
+
+def test_general_prompts_are_all_different() -> None:
+    prompts = general_prompts()
+    assert prompts == general_prompts()
+    assert len({tuple(each.words) for each in prompts}) == len(prompts) == 2600
+    assert not any("{" in str(each.content) for each in prompts)
 
 
 def test_prompts_are_removed_by_reason() -> None:

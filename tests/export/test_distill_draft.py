@@ -331,6 +331,9 @@ def test_what_was_started_is_restored(source: Plan, batch: TrainingBatch) -> Non
     assert set(batch.token_ids[batch.answer].tolist()) < set(head.token_ids.tolist())
     assert progress.notes[0].startswith("draft vocabulary: 100 of 404 tokens; 100.0%")
     assert str(cut) in progress.notes
+    _, fewer = start_draft(source, counts, [batch], num_layers=2, num_tokens=100, progress=progress, within=cut.kept)
+    _, alone = start_draft(source, counts, [batch], num_layers=2, num_tokens=100, progress=progress)
+    assert fewer.kept == alone.kept  # the search for fewer layers comes through there
     again = restore_draft(source, cut.kept, head.token_ids.tolist())
     with torch.no_grad():
         assert torch.equal(head.loss(batch), again.loss(batch))

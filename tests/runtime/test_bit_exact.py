@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -17,7 +18,7 @@ from outrider.bundle import Bundle, Format
 from outrider.config import DeviceConfig
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.cost.slots import open_slot
-from outrider.models.tuning.loading import choice_of, compile_settled
+from outrider.models.tuning.loading import compile_settled
 from outrider.models.tuning.measure.readings import compare_readings, read
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.testing import save_toy_bundle
@@ -26,9 +27,9 @@ from outrider.types import Chunk, CompiledModel, Exactness, Prompt, Rounding, Ro
 LENGTH = 140
 
 
-REAL = [pytest.param(("smollm2", name), marks=pytest.mark.slow, id=name) for name in ("auto", "f32")]
+REAL = [pytest.param(("smollm2", name), marks=pytest.mark.slow, id=name) for name in ("auto", "u8")]
 BF16 = pytest.param(("smollm2", "bf16"), marks=[pytest.mark.slow, pytest.mark.needs("bf16")], id="bf16")
-TOYS = [pytest.param(("toy", name), id=f"toy {name}") for name in ("auto", "f32", "onnx")]
+TOYS = [pytest.param(("toy", name), id=f"toy {name}") for name in ("auto", "u8", "onnx")]
 
 
 @pytest.fixture(
@@ -36,24 +37,21 @@ TOYS = [pytest.param(("toy", name), id=f"toy {name}") for name in ("auto", "f32"
     params=[*TOYS, *REAL, BF16, pytest.param(("smollm2_onnx", "auto"), marks=pytest.mark.slow, id="onnx")],
 )
 def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CompiledModel:
-    """A toy and SmolLM2 on OpenVINO, in the setting that is chosen and in two precisions, and on ONNX Runtime."""
-    name, precision = request.param
+    """A toy and SmolLM2 on OpenVINO, as chosen, with a cache of 8 bits and in bf16, and on ONNX Runtime."""
+    name, kind = request.param
     if name == "toy":
-        form: Format = "onnx" if precision == "onnx" else "openvino"
+        form: Format = "onnx" if kind == "onnx" else "openvino"
         bundle = save_toy_bundle(tmp_path_factory.mktemp("toy") / "bundle", draft=False, formats=(form, form))
     else:
         bundle = outrider.read_bundle(request.getfixturevalue(name))
     part = ModelSpec("main", bundle, bundle.manifest.main)
-    if (name, precision) == ("smollm2", "f32") and choice_of(part).setting.precision == "f32":
-        pytest.skip("'auto' is f32 here")
+    options: dict[str, Any] = {"bf16": {"precision": "bf16"}, "u8": {"cache_precision": "u8"}}.get(kind, {})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", outrider.ExactnessWarning)  # of a precision that was asked for
-        _, made = compile_settled(
-            part.on("CPU", DeviceConfig(precision="auto" if precision == "onnx" else precision, measure="first"))
-        )
+        _, made = compile_settled(part.on("CPU", DeviceConfig(**options, measure="first")))
     made.allocate(max_tokens=4096)
     if not made.exactness.holds:
-        assert precision == "bf16", "what 'auto' takes is exact, and so is f32"
+        assert kind == "bf16", "what 'auto' takes is exact, and so is u8"
         pytest.skip(f"in bf16 rows differ here, and nothing is claimed: {made.exactness.groups}")
     return made
 
@@ -125,11 +123,19 @@ def test_an_answer_in_the_cache_is_found_as_an_answer(
         slot.close()
 
 
+ROLES = [("main", "onnx"), ("draft", "openvino"), ("draft", "onnx")]
+BY_CHANNEL = {"KEY_CACHE_QUANT_MODE": "BY_CHANNEL"}
+
+
 def test_rows_that_share_a_quantised_block_are_not_written_alone(openvino_bundle: Bundle) -> None:
     main = openvino_bundle.manifest.main
-    made = OpenVINOPaged(openvino_bundle.model_path(main), vocab_size=main.vocab_size, cache_precision="u8")
-    assert made.cache_precision == "u8"
-    assert made.separate_rules == ()
+    options: dict[str, Any] = {"vocab_size": main.vocab_size, "cache_precision": "u8"}
+    made, by_channel = (
+        OpenVINOPaged(openvino_bundle.model_path(main), **options, properties=each) for each in ({}, BY_CHANNEL)
+    )
+    assert made.cache_precision == by_channel.cache_precision == "u8"
+    assert made.separate_rules
+    assert by_channel.separate_rules == ()
 
 
 RULES = [
@@ -182,11 +188,16 @@ def test_calls_are_padded_by_the_rule_and_say_the_same(openvino_bundle: Bundle, 
     np.testing.assert_allclose(rows[1], rows[0], atol=1e-4)
 
 
-@pytest.mark.parametrize("options", [{}, {"precision": "f32"}, {"cache_precision": "u8"}])
+@pytest.mark.parametrize("options", [
+    {},
+    {"precision": "f32"},
+    {"cache_precision": "u8"},
+    {"cache_precision": "u8", "properties": BY_CHANNEL},
+])  # fmt: skip
 def test_what_is_claimed_is_true(openvino_bundle: Bundle, options: dict[str, Any]) -> None:
-    """A quantised cache is not called exact: every write to a block rounds the whole block again."""
+    """A cache that is rounded by channel is not called exact: every write to a block rounds the whole block again."""
     part = ModelSpec("main", openvino_bundle, openvino_bundle.manifest.main)
-    quantised = "u8" in options.values()
+    quantised = "properties" in options
     warns = pytest.warns(outrider.ExactnessWarning, match="Leave cache_precision at 'auto'")
     with warns if quantised else contextlib.nullcontext():
         _, made = compile_settled(part.on("CPU", DeviceConfig(**options)))
@@ -194,6 +205,13 @@ def test_what_is_claimed_is_true(openvino_bundle: Bundle, options: dict[str, Any
     differences = compare_readings(made, 300)
     assert made.capabilities.bit_exact_batching == (set(differences.values()) == {0.0})
     assert made.capabilities.bit_exact_batching != quantised
+
+
+def test_a_draft_model_in_onnx_keeps_its_cache_beside_one_of_8_bits(openvino_bundle: Bundle) -> None:
+    main = openvino_bundle.manifest.main
+    parts = [ModelSpec(role, openvino_bundle, msgspec.structs.replace(main, format=kind)) for role, kind in ROLES]
+    found = [each.on("CPU", DeviceConfig(cache_precision="u8")).options.cache_precision for each in parts]
+    assert found == ["u8", "u8", "auto"]
 
 
 PROMPTS = [

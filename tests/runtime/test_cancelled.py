@@ -68,12 +68,16 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return wanted
 
 
-@pytest.mark.parametrize(("cache_precision", "left"), [("f32", 70), ("u8", 64)])
+@pytest.mark.parametrize(("options", "left"), [
+    ({"cache_precision": "f32"}, 70),
+    ({"cache_precision": "u8"}, 70),
+    ({"cache_precision": "u8", "properties": {"KEY_CACHE_QUANT_MODE": "BY_CHANNEL"}}, 64),
+])  # fmt: skip
 def test_a_failed_call_leaves_its_slot_as_it_was_or_shorter(
-    openvino_bundle: Bundle, failing: list[bool], cache_precision: str, left: int
+    openvino_bundle: Bundle, failing: list[bool], options: dict[str, Any], left: int
 ) -> None:
-    """A block of 8 bits is rounded again with what is written to it."""
-    with load_toy(openvino_bundle, cache_precision=cache_precision) as engine:
+    """A block that is rounded by channel is rounded again with what is written to it."""
+    with load_toy(openvino_bundle, **options) as engine:
         slot, ids = open_slot(engine.main, 300), random_ids(11, 300)
         engine.main.submit([Chunk(slot, ids[:70], num_rows=0)]).wait()
         failing.append(True)
@@ -83,7 +87,7 @@ def test_a_failed_call_leaves_its_slot_as_it_was_or_shorter(
         assert slot.length == left
         (row,) = rows_of_call(engine.main, Chunk(slot, ids[left:], num_rows=1))
         slot.close()
-        assert cache_precision != "f32" or np.array_equal(row, read(engine.main, ids, [len(ids)], num_rows=1)[0])
+        assert left < 70 or np.array_equal(row, read(engine.main, ids, [len(ids)], num_rows=1)[0])
 
 
 @pytest.mark.parametrize("cache_precision", ["f32", "u8"])
@@ -106,10 +110,9 @@ def test_a_failed_call_is_dropped_and_never_published(
             failing.clear()
             engine.settle()
             np.testing.assert_array_equal(pool.read(keys, b"", 0), blocks)
-            if cache_precision == "f32":
-                again = engine.generate(PROMPTS[0], drafter=None, **OPTIONS)
-                assert again.token_ids == plain
-                assert again.stats.num_cached_tokens >= 64
+            again = engine.generate(PROMPTS[0], drafter=None, **OPTIONS)
+            assert again.token_ids == plain
+            assert again.stats.num_cached_tokens >= 64
 
 
 def test_a_model_whose_call_failed_is_used_no_more(openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

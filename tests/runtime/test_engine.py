@@ -192,7 +192,7 @@ def test_options_reach_their_place(openvino_bundle: Bundle) -> None:
     options = {"precision": "f32", "num_threads": 1, "cache_precision": "u8", "cache_size": 0.001}
     engine = outrider.Engine(openvino_bundle, outrider.Config().replace(**options), tokenizer=ToyTokenizer())
     assert engine.setting == {
-        "main_device": "CPU f32 in groups of 32, not bit-exact, cache u8, 1 thread, OpenVINO",
+        "main_device": "CPU f32 in groups of 32, bit-exact, cache u8, 1 thread, OpenVINO",
         "draft_device": "CPU f32 in groups of 32, cache u8, 1 thread, OpenVINO",
     }
     assert isinstance(engine._main, OpenVINOPaged)

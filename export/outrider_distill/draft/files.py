@@ -109,11 +109,13 @@ def start_draft(
     num_layers: int | None,
     num_tokens: int | None,
     progress: Progress,
+    within: Sequence[int] | None = None,
 ) -> tuple[TrainedDraftModel, Cut]:
     """The source, cut to `num_layers` layers (None: all) and the tokens that the main model says.
 
     counts: int64 [n], how often it says each. batches: some thousand tokens of its answers, to choose layers by.
-    num_tokens: 0 for all, None for 32,768 where the vocabulary is twice as large.
+    num_tokens: 0 for all, None for 32,768 where the vocabulary is twice as large. within: the layers of a larger cut,
+    which the search goes on from.
 
     Raises:
         OptionError: for more layers than there are, or fewer tokens than are always proposed.
@@ -122,11 +124,15 @@ def start_draft(
     chosen = choose_by_counts(source.vocabulary, eos_of(source), num_tokens, counts, progress)
     token_ids = None if chosen is None else torch.from_numpy(chosen.astype(np.int64))
     model = load_torch(source)
+    if within is not None:
+        cut_layers(model, within)
     device, half = find_device()
     proposed, read = None if token_ids is None else token_ids.to(device), [each.to(device) for each in batches]
     with half():
         cut = choose_layers(model.to(device), read, num_layers, token_ids=proposed, tell=progress.note)
     cut_layers(model.to("cpu"), cut.kept)
+    if within is not None:
+        cut = Cut(tuple(within[i] for i in cut.kept), cut.kl)
     return TrainedDraftModel(model, token_ids), cut
 
 

@@ -109,6 +109,8 @@ class OpenVINOPaged(MeasuredBackend):
         self.few_rows_differ = has_dependent(model)
         precision, cache_precision = resolve_precisions(core, device, precision, cache_precision)
         kinds = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": cache_precision}
+        if cache_precision == "u8" and device.startswith("CPU"):  # not by channel, where a block's tokens share a scale
+            kinds["KEY_CACHE_QUANT_MODE"] = "BY_TOKEN"
         hints = hints_of(device, num_threads, properties, **kinds)
         try:
             compiled = (
@@ -156,6 +158,9 @@ class OpenVINOPaged(MeasuredBackend):
         self.precision = name_of(compiled.get_property("INFERENCE_PRECISION_HINT"))
         keys = next((port for name, port in self._caches.items() if name.startswith("key_cache.")), None)
         self.cache_precision = self.precision if keys is None else name_of(keys.get_element_type())
+        # Rounded by channel, a block of keys ends with rows of scales: each write rounds the whole block again.
+        by_token = keys is None or keys.partial_shape[2] == self.block_size
+        self._rounds_blocks = self.cache_precision not in PRECISIONS and not by_token
         self.can = Capabilities(
             bit_exact_batching=False,
             features=features,
@@ -172,10 +177,10 @@ class OpenVINOPaged(MeasuredBackend):
         """Rules that keep the CPU plugin from dividing a sequence's blocks among threads, which changes bits.
 
         It does so in calls that have fewer sequences than threads, each of one row (`PagedAttention`, as of OpenVINO
-        2026.4). So calls have as many, or one sequence with two rows. None for a quantised cache: there, rows that are
-        written to one block at the same time would round each other's numbers.
+        2026.4). So calls have as many, or one sequence with two rows. None for a cache whose blocks are rounded as a
+        whole: there, rows that are written to one block at the same time would round each other's numbers.
         """
-        if self.cache_precision not in PRECISIONS:
+        if self._rounds_blocks:
             return ()
         among = RowRule(separate=True, dummy_rows=2)
         num_threads = int(self.fingerprint.get("INFERENCE_NUM_THREADS", 1))
@@ -351,8 +356,7 @@ class OpenVINOPaged(MeasuredBackend):
             self._calls.wait()
         except DeviceError:
             for chunk, begin in zip(self._chunks, self._begins, strict=True):
-                # Writing to a quantised block rounds its other tokens again.
-                chunk.slot.discard(begin, whole_blocks=self.cache_precision not in PRECISIONS)
+                chunk.slot.discard(begin, whole_blocks=self._rounds_blocks)
             raise
         self.seconds += self._calls.seconds_since(began)
         if self._unpacked is not None:

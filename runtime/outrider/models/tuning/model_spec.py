@@ -111,10 +111,16 @@ class ModelSpec:
         return self.role == "main"
 
     def on(self, device: str, options: DeviceConfig) -> ModelSpec:
-        """The same on a device, with its own of these options. Threads are as many as a container's quota allows."""
+        """The same on a device, with its own of these options. Threads are as many as a container's quota allows.
+
+        A draft model in ONNX, whose cache changes no text, keeps the one that it was exported with beside u8.
+        """
         own = options.of(self.role)
         threads = own.num_threads or this_processor().quota
-        return dataclasses.replace(self, device=device, options=dataclasses.replace(own, num_threads=threads))
+        kept = not self.is_main and self.model.format == "onnx" and own.cache_precision == "u8"
+        cache = "auto" if kept else own.cache_precision
+        changed = dataclasses.replace(own, num_threads=threads, cache_precision=cache)
+        return dataclasses.replace(self, device=device, options=changed)
 
     @property
     def support(self) -> Support:

@@ -1,17 +1,14 @@
-"""Makes general prompts for `outrider distill --prompts`: many topics, asked about in many forms.
+"""General prompts for who gives none: many topics, asked about in many forms.
 
-    python samples/make_prompts.py prompts.txt
-
-Prompts that a small model makes up itself are odd and alike. Your app's own are the best; these are for when it has
-none yet. The same call gives the same prompts.
+What a small model makes up itself is odd and alike, so that half of the prompts come from here, or from the user.
 """
 
 import random
-import sys
-from pathlib import Path
 
-NUM_PROMPTS = 2600
-TOPICS = """
+from outrider_distill.prompts import DistillPrompt
+
+_NUM = 2600
+_TOPICS = """
 volcanoes;the French Revolution;photosynthesis;electric cars;chess;sleep;the Roman Empire;black holes;vaccines;
 inflation;bread baking;the stock market;coral reefs;solar panels;public speaking;meditation;the Silk Road;penguins;
 climate change;bicycles;coffee;jazz music;impressionist painting;the human heart;databases;encryption;
@@ -32,7 +29,7 @@ urban planning;housing;education;exams;studying;friendship;parenting;pets;dogs;c
 weather forecasts;hurricanes;satellites;Mars;comets;telescopes;clocks;calendars;money;banks;cryptocurrency;
 video games;board games;puzzles;magic tricks;dance;theatre;museums;architecture;fashion;perfume;jewelry
 """
-FORMS = """
+_FORMS = """
 Can you explain {topic} to a beginner?
 What are the most important facts about {topic}?
 How did {topic} change the way people live?
@@ -68,20 +65,12 @@ Identify the key terms around {topic} and define each in one sentence.
 """
 
 
-def main() -> None:
-    """Write the prompts."""
+def general_prompts() -> list[DistillPrompt]:
+    """All of them, the same each time."""
     generator = random.Random(1)  # noqa: S311 - no secrets
-    topics, forms = TOPICS.replace("\n", "").split(";"), FORMS.strip().split("\n")
-    prompts: set[str] = set()
-    while len(prompts) < NUM_PROMPTS:
+    topics, forms = _TOPICS.replace("\n", "").split(";"), _FORMS.strip().split("\n")
+    prompts = dict[str, None]()
+    while len(prompts) < _NUM:
         topic, other = generator.sample(topics, 2)
-        prompts.add(generator.choice(forms).format(topic=topic, other=other))
-    shuffled = generator.sample(sorted(prompts), NUM_PROMPTS)
-    Path(sys.argv[1]).write_text("\n".join(shuffled) + "\n", encoding="utf-8")
-    print(f"{sys.argv[1]} has {NUM_PROMPTS:,} prompts.")
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-        sys.exit(__doc__)
-    main()
+        prompts[generator.choice(forms).format(topic=topic, other=other)] = None
+    return [DistillPrompt(each) for each in prompts]
