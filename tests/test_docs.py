@@ -22,7 +22,7 @@ from outrider.config import Config
 from outrider.drafters.controller.pricing import best_length
 from outrider.testing import ToyTokenizer
 from outrider_bench.prompts import read_prompts
-from outrider_distill.general import general_prompts
+from outrider_distill.prompts import general_prompts
 from outrider_export.describe.architectures import ARCHITECTURES
 from outrider_export.direct.archs import ARCHS
 

@@ -66,7 +66,7 @@ def card(training: dict[str, Any]) -> str:
             f"- **Main model**: {main['id']} ({main['weights']}), revision {main['revision'] or 'none'}.",
             *([f"- **Started from**: {training['started_from']}."] if training.get("started_from") else []),
             f"- **Data**: {training['data_answer_tokens']:,} tokens of the main model's answers to {written} prompts.",
-            f"- **Prompts**: {prompts['file'] or 'made by the main model'}.",
+            f"- **Prompts**: {prompts['file'] or 'general ones, and those that the main model made'}.",
             f"- **Training**: {training['steps']:,} steps, {training['trained_answer_tokens']:,} tokens, "
             f"{training['hours']:.2f} hours. All stages: {stages}.",
             f"- **Expected on the machine that trained it**: {expected['speed_up']:.2f} × plain decoding, with "

@@ -93,6 +93,11 @@ class DistillTrial:
         """Speed-up over plain decoding, less 1."""
         return self.prediction.speed_up - 1
 
+    def __str__(self) -> str:
+        now, later = (" ".join(f"{share:.0%}" for share in shares) for shares in (self.acceptance, self.expected))
+        gives = f"{self.prediction.speed_up:.2f}× with {self.prediction.num_draft_tokens} draft tokens"
+        return f"{self.kind}: accepted by position {now}; after training {later} are expected, {gives}"
+
 
 def grown(curve: Sequence[Mapping[str, Any]], num_steps: int) -> list[float]:
     """Acceptance by place after so many steps, by a training's evaluations after fewer (`training.json` has such).
@@ -115,22 +120,3 @@ def choose(trials: Sequence[DistillTrial]) -> DistillTrial:
     """The kind that is to gain most; if none does, the one that drafts most tokens."""
     best = max(trials, key=lambda each: each.gain)
     return best if best.gain > 0 else max(trials, key=lambda each: sum(accumulate(each.acceptance, mul)))
-
-
-def table(trials: Sequence[DistillTrial]) -> list[list[str]]:
-    """Why: the head of the table and its rows, the chosen kind marked."""
-    chosen = choose(trials)
-    return [
-        ["kind", "hours", "acceptance by position", "expected after training", "draft tokens", "speed", ""],
-        *(
-            [
-                each.kind,
-                f"{each.hours:.2f}",
-                *(" ".join(f"{share:.0%}" for share in shares[:4]) for shares in (each.acceptance, each.expected)),
-                str(each.prediction.num_draft_tokens),
-                f"{each.prediction.speed_up:.2f}×",
-                "taken" if each is chosen else "",
-            ]
-            for each in trials
-        ),
-    ]

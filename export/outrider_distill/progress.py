@@ -49,12 +49,6 @@ class Live(Watch):
             self._status("")
         self.tell(title)
 
-    def table(self, rows: list[list[str]]) -> None:
-        """Show why a kind was chosen. rows: the first is the head."""
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            self.tell("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
     def wrote(self, state: DataProgress) -> None:
         """Data has been written."""
         left, is_done = state.seconds_left, state.num_safe >= state.num_wanted

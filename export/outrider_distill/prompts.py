@@ -9,9 +9,12 @@ asked += make_prompts(writer, 100, seed=0, first=0, new=new)
 from __future__ import annotations
 
 import json
+import random
 import re
+import tomllib
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,12 +25,12 @@ from outrider_distill.texts import WritingTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
 
     from outrider.inputs.text import Tokenizer
     from outrider_distill.writer import Writer
 
-USER, MODEL = "user", "model"
+_NUM_GENERAL = 2600
+USER, MODEL, LIST = "user", "model", "list of general ones"
 # A made-up turn is complete at a line's end. Shorter ones are mostly fragments.
 MIN_WORDS, MAX_MADE_TOKENS = 4, 96
 _FIRST_WORDS = 12  # prompts that the model makes up are the same if these are
@@ -63,7 +66,7 @@ _MARK = "OUTRIDER"  # stands for a user's turn in the chat template
 
 @dataclass(frozen=True, slots=True)
 class DistillPrompt:
-    """A text, or chat messages of which the last is the user's. source: `USER` or `MODEL`."""
+    """A text, or chat messages of which the last is the user's. source: `USER`, `MODEL` or `LIST`."""
 
     content: str | list[dict[str, Any]]
     source: str = USER
@@ -94,6 +97,20 @@ def read_prompts(path: Path) -> list[DistillPrompt]:
     if not found:
         raise OptionError(f"{path} has no prompts. Write one per line.")
     return found
+
+
+def general_prompts() -> list[DistillPrompt]:
+    """Those of `general_prompts.toml`: topics, asked about in many forms. The same each time.
+
+    What a small model makes up itself is odd and alike, so that half of the prompts are these, or the user's.
+    """
+    table = tomllib.loads(Path(__file__).with_name("general_prompts.toml").read_text(encoding="utf-8"))
+    generator = random.Random(1)  # noqa: S311 - no secrets
+    prompts = dict[str, None]()
+    while len(prompts) < _NUM_GENERAL:
+        topic, other = generator.sample(table["topics"], 2)
+        prompts[generator.choice(table["forms"]).format(topic=topic, other=other)] = None
+    return [DistillPrompt(each, LIST) for each in prompts]
 
 
 def texts_in(path: Path) -> list[DistillPrompt]:

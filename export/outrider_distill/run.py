@@ -31,11 +31,10 @@ from outrider.system.files import reading, write_whole
 from outrider_distill.answers import DataProgress, write_data
 from outrider_distill.card import card, describe
 from outrider_distill.data import Data, Recipe, tap_names
-from outrider_distill.general import general_prompts
 from outrider_distill.plan import DistillCandidate, DistillPlan, Options, check_options, freeze, make_the_plan
-from outrider_distill.prediction import SHARE, DistillTrial, choose, grown, shortfall, table, writing_speed
+from outrider_distill.prediction import SHARE, DistillTrial, choose, grown, shortfall, writing_speed
 from outrider_distill.progress import Live, Stopping, signals_elsewhere
-from outrider_distill.prompts import read_prompts, texts_in
+from outrider_distill.prompts import general_prompts, read_prompts, texts_in
 from outrider_distill.start import Drafters
 from outrider_distill.train.fit import FURTHER_RATE, Stopped, Training, fit, num_batches
 from outrider_export.bundles.drafters import add_drafter
@@ -205,10 +204,9 @@ class _Run:
         if len(candidates) == 1:
             return candidates[0]
         budget = _TRIAL_HOURS * self._options.hours / len(candidates)
-        self.trials = [
-            self._stored(f"trial-{each.name}", DistillTrial, partial(self._try, each, budget)) for each in candidates
-        ]
-        self._live.table(table(self.trials))
+        for each in candidates:
+            self.trials.append(self._stored(f"trial-{each.name}", DistillTrial, partial(self._try, each, budget)))
+            self._live.tell(str(self.trials[-1]))
         return candidates[self.trials.index(choose(self.trials))]
 
     def train(self, candidate: DistillCandidate) -> tuple[Any, dict[str, Any]]:

@@ -16,13 +16,13 @@ from outrider.inputs.text import Tokenizer
 from outrider_distill import answers as answers_module
 from outrider_distill.answers import DataProgress, write_data
 from outrider_distill.data import Conversation, Data, Recipe, Shard, bytes_per_token, find_shards
-from outrider_distill.general import general_prompts
 from outrider_distill.prompts import (
     MODEL,
     OPENINGS,
     USER,
     DistillPrompt,
     Filter,
+    general_prompts,
     is_refusal,
     make_follow_ups,
     make_prompts,
