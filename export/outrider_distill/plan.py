@@ -54,6 +54,11 @@ class DistillCandidate:
         """Whether it begins with weights that were trained as a drafter's."""
         return self.source is not None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of that stays."""
+        return self.is_trained and self.num_layers is None
+
 
 @dataclass(frozen=True)
 class Options:

@@ -287,7 +287,7 @@ class _Run:
                 num_steps=steps,
                 seed=self._options.seed,
                 share=share,
-                learning_rate=FURTHER_RATE if candidate.is_trained and candidate.kind != "draft" else None,
+                learning_rate=FURTHER_RATE[candidate.kind] if candidate.is_whole else None,
                 is_trained=candidate.is_trained,
                 checkpoint=self._work / "checkpoint" / f"{name}.pt",
                 stopped=partial(self._stops, stopped, clock),

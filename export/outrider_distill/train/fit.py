@@ -34,8 +34,8 @@ TOKENS_IN_USUAL_BATCH = 2048
 MOST_BATCHES, GPU_MEMORY = 8, 8_000_000_000
 TOKENS_IN_BATCH = {"draft": 1024}
 LEARNING_RATE = {"draft": 4e-5}  # others: 1e-3
-FURTHER_RATE = 4e-4  # of a head that was trained before
-WARM_UP = 0.04  # of the steps
+FURTHER_RATE = {"eagle3": 4e-4, "draft": 1e-5}  # of what was trained before, and is whole
+WARM_UP, _LEAST_WARM_UP, _MOST_WARM_UP = 0.04, 10, 0.3  # of the steps; steps at least; of the steps at most
 CLIP = 1.0
 HELD_OUT_TOKENS = {"draft": 3000}  # others: 10,000; it takes longest
 NUM_EVALUATIONS = 25  # at most
@@ -164,7 +164,7 @@ class Training:
         """One step."""
         batch = self.data.read(self._next_batch()).to(self.device)
         for group in self._optimizer.param_groups:
-            group["lr"] = self.rate * schedule(self.step / self.num_steps)
+            group["lr"] = self.rate * schedule(self.step, self.num_steps)
         self.head.train()
         with self._autocast():
             loss = self.head.loss(batch, self._reach)
@@ -316,11 +316,12 @@ def find_device() -> tuple[Any, Callable[[], Any]]:
     return device, lambda: torch.autocast(device.type, torch.bfloat16, enabled=bool(has_half))
 
 
-def schedule(done: float) -> float:
-    """The rate's factor after a share `done` of the steps: linear warm-up, then a cosine down to 0.05."""
-    if done < WARM_UP:
-        return 0.05 + 0.95 * done / WARM_UP
-    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP)))
+def schedule(step: int, num_steps: int) -> float:
+    """The rate's factor in a step: linear warm-up, then a cosine down to 0.05."""
+    done, warm_up = step / num_steps, min(max(WARM_UP, _LEAST_WARM_UP / num_steps), _MOST_WARM_UP)
+    if done < warm_up:
+        return 0.05 + 0.95 * done / warm_up
+    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (done - warm_up) / (1 - warm_up)))
 
 
 def _groups(head: Any) -> list[dict[str, Any]]:
