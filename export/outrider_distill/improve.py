@@ -127,4 +127,4 @@ def judge(results: dict[str, Any]) -> tuple[bool, str, list[tuple[str, float, fl
 
 def _is_slower(row: dict[str, Any]) -> bool:
     """Whether a category is, beyond chance: some have one prompt, which takes a few percent more or less each time."""
-    return row["end_to_end"] < SLOWER and (row["end_to_end_interval"] or [0, 0])[1] < 1
+    return bool(row["end_to_end"] < SLOWER and (row["end_to_end_interval"] or [0, 0])[1] < 1)
