@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from outrider.bundle import Bundle
 from outrider.decoding.idle import Replaying
 from outrider.decoding.request_queue import RequestQueue
 from outrider.decoding.row_budget import RowBudget
@@ -12,6 +13,7 @@ from outrider.testing import FakeBackend
 from outrider.tokens.verifiers import Coupled, Greedy
 from outrider.types import DraftPolicy
 from serving import wait_until
+from toys import load_toy
 from virtual_time import World
 
 
@@ -37,6 +39,18 @@ def test_short_answers_to_long_prompts_show_what_a_model_is_worth(noise: float) 
     assert not any(drafts[False])
     assert not drafts[True][0]
     assert (drafts[True][-1] > 0) == (noise < 1)
+
+
+def test_a_program_that_ends_after_its_answer_can_learn_from_it(openvino_bundle: Bundle) -> None:
+    with load_toy(openvino_bundle) as engine:
+        engine.generate("hello", max_new_tokens=60, ignore_eos=True)
+        (known,) = engine._registry.unknown_models()
+        engine.settle()  # leaves the models to who measures
+        engine.learn()
+        assert known[1].share.weight == 10  # what is taken for granted
+        engine.generate("hello there", max_new_tokens=60, ignore_eos=True)
+        engine.learn()
+        assert not engine._registry.unknown_models()
 
 
 @pytest.mark.parametrize("sampled", [False, True])

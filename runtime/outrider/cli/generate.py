@@ -10,7 +10,7 @@ import click
 from outrider.cli.console import out, print_json, table
 from outrider.cli.opening import load_model, model_argument, open_model
 from outrider.cli.options import generation_options, json_option, load_options, read_options, trace_option, tracing
-from outrider.cli.progress import reading_shown
+from outrider.cli.progress import progress_line, reading_shown
 from outrider.cli.words import Words, visible
 from outrider.config.files import user_path
 from outrider.system.files import reading
@@ -98,11 +98,12 @@ def generate(
         plain = engine.generate(request, **arguments, drafter=None, seed=result.seed) if compare else None
     if as_json:
         print_json(result.as_dict() | ({"compare": compare_as_dict(result, plain)} if plain else {}))
-        return
-    if plain:
+    elif plain:
         out.print()
         out.print(comparison(result, plain))
         out.print(verdict(result, plain, config.generation.sampling))
+    with progress_line("Drafting the answer again, to know how many draft tokens are accepted.", quiet=True):
+        engine.learn()
 
 
 def _request(prompt: str, system: str | None, images: tuple[str, ...], *, chat_template: bool) -> Any:

@@ -23,7 +23,14 @@ class Stop:
 
 
 class Settle(threading.Event):
-    """Makes the worker do at once what it does while it is idle, unless it is not. Is set when that is done."""
+    """Makes the worker do at once what it does while it is idle, unless it is not. Is set when that is done.
+
+    drafts: only draft the ended answer again, where a draft model is unknown, which is left out otherwise.
+    """
+
+    def __init__(self, *, drafts: bool = False) -> None:
+        super().__init__()
+        self.drafts = drafts
 
 
 class WorkerCall:
@@ -107,7 +114,10 @@ class Worker:
             if isinstance(sent, Stop):
                 return False
             if isinstance(sent, Settle):
-                self._finish_jobs()
+                if sent.drafts:
+                    self._draft_again()
+                else:
+                    self._finish_jobs()
                 sent.set()
             elif isinstance(sent, WorkerCall):
                 sent.function()
@@ -131,6 +141,12 @@ class Worker:
                 job.pause()
         while (due := self._next[1]) is not None:
             self._use_rest(due)
+
+    def _draft_again(self) -> None:
+        """Draft the answer that ended last again, until there is enough to know, or somebody comes."""
+        scheduler = self.scheduler
+        while scheduler.replaying.is_due and self._inbox.empty() and not (scheduler.running or scheduler.waiting):
+            self._use_rest(scheduler.replaying)
 
     @property
     def _next(self) -> tuple[float | None, IdleJob | None]:

@@ -194,6 +194,13 @@ class CompiledBundle:
         """
         self._queue.settle()
 
+    def learn(self) -> None:
+        """Wait until draft models that are unknown have drafted the ended answer again, which may take some seconds.
+
+        An engine does so while it is idle, and a program that ends after its answer never is.
+        """
+        self._queue.settle(drafts=True)
+
     @contextmanager
     def _if_open(self) -> Iterator[None]:
         """Say that the engine is closed where another thread closes it meanwhile, and drops what this needs."""
