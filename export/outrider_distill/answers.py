@@ -40,7 +40,7 @@ from outrider_distill.data import (
     find_shards,
     tap_names,
 )
-from outrider_distill.prompts import DistillPrompt, Filter, is_refusal, make_follow_ups, make_prompts
+from outrider_distill.prompts import LIST, DistillPrompt, Filter, is_refusal, make_follow_ups, make_prompts
 from outrider_distill.texts import DistillText, WritingTask, is_loop
 from outrider_distill.writer import Writer
 
@@ -90,7 +90,8 @@ def write_data(
 ) -> DataProgress:
     """Write shards until there are `recipe.num_tokens`; go on with those that are there.
 
-    prompts: the user's, half of all as long as there are some; the main model makes up the others. excluded: prompts
+    prompts: the user's or general ones, half of all as long as there are some; the main model makes up the others. It
+    answers general ones only if it can make up some, as a model without a chat template cannot. excluded: prompts
     that are never asked. progress: called about once a second; whatever it raises ends the writing, and the shard under
     way is lost. batch_size: see `Writer`. is_late: whether to be content with what is there: no answer begins then.
 
@@ -165,6 +166,8 @@ class _Job:
         """Open the main model. All shards are written in batches of the size that was chosen at first."""
         self._writer = Writer(self._bundle, **self._options)
         self._batch_size = self._writer.batch_size
+        if not self._writer.tokenizer.has_chat_template:  # such a model goes on with texts, and is asked nothing
+            self._prompts = [each for each in self._prompts if each.source != LIST]
         with reading(str(self._folder), "Name another folder.", ExportError):
             self._folder.mkdir(parents=True, exist_ok=True)
             write_whole(self._folder / _BATCH_SIZE, str(self._batch_size).encode())

@@ -14,7 +14,7 @@ after the other,
     top_ids.npy    int32   [T, 32]     the likeliest tokens after token t at temperature 1, descending; -1 beyond those
     top_probs.npy  float16 [T, 32]     their probabilities; 0 where token t + 1 is not of an answer
     taps.npy       float16 [T, 3 * h]  if needed: the hidden states that EAGLE-3 reads (`tap_names`)
-    prompts.jsonl  a line for each conversation: {"prompt": text or messages, "source": "user" or "model"}
+    prompts.jsonl  a line for each conversation: {"prompt": text or messages, "source": see `DistillPrompt`}
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Recipe:
     """What determines the data, besides the prompts and the main model.
 
     num_tokens: of answers, at least; the last shard is written whole. taps: whether it has the hidden states that heads
-    read. user_share: of the prompts, as long as there are some of the user's.
+    read. user_share: of the prompts, that are the user's or general ones, as long as there are some.
     """
 
     num_tokens: int

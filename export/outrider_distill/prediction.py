@@ -119,4 +119,4 @@ def grown(curve: Sequence[Mapping[str, Any]], num_steps: int) -> list[float]:
 def choose(trials: Sequence[DistillTrial]) -> DistillTrial:
     """The kind that is to gain most; if none does, the one that drafts most tokens."""
     best = max(trials, key=lambda each: each.gain)
-    return best if best.gain > 0 else max(trials, key=lambda each: sum(accumulate(each.acceptance, mul)))
+    return best if best.gain > 0 else max(trials, key=lambda each: sum(accumulate(each.expected, mul)))

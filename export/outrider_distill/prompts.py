@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from outrider_distill.writer import Writer
 
 _NUM_GENERAL = 2600
-USER, MODEL, LIST = "user", "model", "list of general ones"
+USER, MODEL, LIST = "user", "model", "general list"
 # A made-up turn is complete at a line's end. Shorter ones are mostly fragments.
 MIN_WORDS, MAX_MADE_TOKENS = 4, 96
 _FIRST_WORDS = 12  # prompts that the model makes up are the same if these are

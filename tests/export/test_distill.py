@@ -135,8 +135,8 @@ def test_other_prompts_are_another_plan(options: Options, tmp_path: Path) -> Non
         freeze(make_the_plan(asked), asked.work / "plan.json")
 
 
-def trial(kind: str, speed_up: float, acceptance: float = 0.5) -> DistillTrial:
-    return DistillTrial(kind, [acceptance] * 4, [0.7] * 4, SpeedPrediction(2, 2.0, speed_up), 1.0)
+def trial(kind: str, speed_up: float, acceptance: float = 0.7) -> DistillTrial:
+    return DistillTrial(kind, [0.5] * 4, [acceptance] * 4, SpeedPrediction(2, 2.0, speed_up), 1.0)
 
 
 def test_the_kind_that_is_to_gain_most_is_taken() -> None:

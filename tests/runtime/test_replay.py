@@ -49,6 +49,7 @@ def test_a_program_that_ends_after_its_answer_can_learn_from_it(openvino_bundle:
         engine.learn()
         assert known[1].share.weight == 10  # what is taken for granted
         engine.generate("hello there", max_new_tokens=60, ignore_eos=True)
+        engine._queue.wake()  # as a store's thread does
         engine.learn()
         assert not engine._registry.unknown_models()
 

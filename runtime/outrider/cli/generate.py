@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +103,9 @@ def generate(
         out.print()
         out.print(comparison(result, plain))
         out.print(verdict(result, plain, config.generation.sampling))
-    with progress_line("Drafting the answer again, to know how many draft tokens are accepted.", quiet=True):
+    sys.stdout.flush()  # the answer is whole: whoever reads it need not wait, and Ctrl-C ends no more than this
+    line = progress_line("Drafting the answer again, to know how many draft tokens are accepted.", quiet=True)
+    with contextlib.suppress(KeyboardInterrupt), line:
         engine.learn()
 
 

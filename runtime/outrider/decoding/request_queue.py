@@ -90,9 +90,9 @@ class RequestQueue:
             _wait_for(self._thread)
         self._scheduler.main = None
 
-    def settle(self, *, drafts: bool = False) -> None:
-        """Wait until the worker leaves the main model alone, if no request runs or comes. drafts: see `Settle`."""
-        done = Settle(drafts=drafts)
+    def settle(self, drafts_until: float | None = None) -> None:
+        """Wait until the worker leaves the main model alone, if no request comes. drafts_until: see `Settle`."""
+        done = Settle(drafts_until)
         self._inbox.put(done)
         while self._thread is not threading.current_thread() and self._thread.is_alive() and not done.wait(1.0):
             pass

@@ -25,12 +25,13 @@ class Stop:
 class Settle(threading.Event):
     """Makes the worker do at once what it does while it is idle, unless it is not. Is set when that is done.
 
-    drafts: only draft the ended answer again, where a draft model is unknown, which is left out otherwise.
+    drafts_until: only draft the ended answer again, where a draft model is unknown, until this time. Otherwise that is
+    left out.
     """
 
-    def __init__(self, *, drafts: bool = False) -> None:
+    def __init__(self, drafts_until: float | None = None) -> None:
         super().__init__()
-        self.drafts = drafts
+        self.drafts_until = drafts_until
 
 
 class WorkerCall:
@@ -114,10 +115,11 @@ class Worker:
             if isinstance(sent, Stop):
                 return False
             if isinstance(sent, Settle):
-                if sent.drafts:
-                    self._draft_again()
-                else:
+                if sent.drafts_until is None:
                     self._finish_jobs()
+                elif self._draft_again(sent.drafts_until):
+                    self._inbox.put(sent)  # other messages come first
+                    continue
                 sent.set()
             elif isinstance(sent, WorkerCall):
                 sent.function()
@@ -142,11 +144,14 @@ class Worker:
         while (due := self._next[1]) is not None:
             self._use_rest(due)
 
-    def _draft_again(self) -> None:
-        """Draft the answer that ended last again, until there is enough to know, or somebody comes."""
+    def _draft_again(self, until: float) -> bool:
+        """Make the next draft of the answer that ended last. Returns whether there are more to make."""
         scheduler = self.scheduler
-        while scheduler.replaying.is_due and self._inbox.empty() and not (scheduler.running or scheduler.waiting):
-            self._use_rest(scheduler.replaying)
+        if scheduler.main is None or scheduler.running or scheduler.waiting or time.monotonic() > until:
+            return False
+        if scheduler.replaying.is_due:
+            scheduler.replaying.go_on(scheduler.main, lambda: False)
+        return scheduler.replaying.is_due
 
     @property
     def _next(self) -> tuple[float | None, IdleJob | None]:

@@ -1,5 +1,6 @@
 """What an engine consists of: compiled models and drafters, their settings and costs, and what measures them."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -194,12 +195,13 @@ class CompiledBundle:
         """
         self._queue.settle()
 
-    def learn(self) -> None:
-        """Wait until draft models that are unknown have drafted the ended answer again, which may take some seconds.
+    def learn(self, seconds: float = 5.0) -> None:
+        """Wait until draft models that are unknown have drafted the ended answer again, or for so many seconds.
 
-        An engine does so while it is idle, and a program that ends after its answer never is.
+        An engine does so while it is idle, and a program that ends after its answer never is. Call it right after that.
+        Returns at once while a request runs. A draft model that is still loading learns nothing.
         """
-        self._queue.settle(drafts=True)
+        self._queue.settle(time.monotonic() + seconds)
 
     @contextmanager
     def _if_open(self) -> Iterator[None]:

@@ -254,10 +254,10 @@ def warn_of(spec: ModelSpec, backend: CompiledModel) -> None:
         how = f"logits differ by up to {backend.exactness.largest_difference:.2g} with the other rows of a call"
     else:
         how = "its cache is too small to measure whether logits depend on the other rows of a call"
-    if backend.cache_precision == "u8":
-        remedy = "Leave cache_precision at 'auto'"
-    elif spec.options.precision != "auto":
+    if spec.options.precision != "auto":
         remedy = "Leave precision at 'auto'"
+    elif backend.cache_precision == "u8":
+        remedy = "Leave cache_precision at 'auto'"
     elif backend.precision != "f32":
         remedy = "Load with precision='f32'"
     else:
