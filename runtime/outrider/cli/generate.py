@@ -103,7 +103,12 @@ def generate(
         out.print()
         out.print(comparison(result, plain))
         out.print(verdict(result, plain, config.generation.sampling))
-    sys.stdout.flush()  # the answer is whole: whoever reads it need not wait, and Ctrl-C ends no more than this
+    _learn(engine)
+
+
+def _learn(engine: Engine) -> None:
+    """Learn from the whole answer: whoever reads it need not wait, and Ctrl-C ends no more than this."""
+    sys.stdout.flush()
     line = progress_line("Drafting the answer again, to know how many draft tokens are accepted.", quiet=True)
     with contextlib.suppress(KeyboardInterrupt), line:
         engine.learn()

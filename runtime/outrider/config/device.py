@@ -77,8 +77,8 @@ class DeviceConfig(Section):
     `npu_max_prompt_tokens`; other requests are decoded without it.
 
     With precision="auto", a CPU computes in f32. Other devices have their own default. The cache has the same
-    precision unless you name one. With a cache of 8 bits on another device than the CPU, the text may depend on drafts
-    and on earlier texts: where a block is rounded as a whole, that happens for each token, also rejected ones.
+    precision unless you name one. With a cache of 8 bits on a GPU, the text may depend on drafts: blocks may be
+    rounded as wholes, with rejected tokens.
     """
 
     main_device: str = option("CPU", _device, "device of the main model", metavar="DEVICE")
