@@ -114,9 +114,7 @@ def judge(results: dict[str, Any]) -> tuple[bool, str, list[tuple[str, float, fl
         if mode == _NEW
     ]
     everything = found[_NEW, "all"]
-    slower = [
-        f"{name} ({row['end_to_end']:.2f})" for (mode, name), row in found.items() if mode == _NEW and _is_slower(row)
-    ]
+    slower = [f"{name} ({ratio:.2f})" for name, _, _, ratio in rows if _is_slower(found[_NEW, name])]
     why = f"answers take {1 / everything['end_to_end']:.2f} of the time"
     if everything["identical"] < everything["num_prompts"]:
         return False, f"{everything['num_prompts'] - everything['identical']} texts differ", rows

@@ -79,14 +79,13 @@ class Drafters:
         source, wanted, cuts = self._source(candidate), candidate.num_layers, self._cuts
         if (found := cuts.get(candidate.name)) is not None:
             return restore_draft(source, found["layers"], found["token_ids"])
-        others = [each["layers"] for each in cuts.values() if each.get("source") == candidate.source]
-        larger = [each for each in others if wanted is not None and len(each) > wanted]
+        same = [each["layers"] for each in cuts.values() if each.get("source") == candidate.source]
         counts = self._data.counts(self._bundle.manifest.main.geometry.logits_width)
         epoch = self._data.batches(_LAYER_BATCH, self._seed)
         batches = [self._data.read(each) for each in epoch[: _LAYER_TOKENS // _LAYER_BATCH]]
         head, cut = start_draft(
             source, counts, batches, num_layers=wanted, num_tokens=None, progress=self._progress,
-            within=min(larger, key=len, default=None),
+            within=min((each for each in same if wanted and len(each) > wanted), key=len, default=None),
         )  # fmt: skip
         token_ids = None if head.token_ids is None else head.token_ids.tolist()
         chosen = {"source": candidate.source, "layers": cut.kept, "token_ids": token_ids}

@@ -159,8 +159,8 @@ class OpenVINOPaged(MeasuredBackend):
         keys = next((port for name, port in self._caches.items() if name.startswith("key_cache.")), None)
         self.cache_precision = self.precision if keys is None else name_of(keys.get_element_type())
         # Rounded by channel, a block of keys ends with rows of scales: each write rounds the whole block again.
-        by_token = keys is None or keys.partial_shape[2] == self.block_size
-        self._rounds_blocks = self.cache_precision not in PRECISIONS and not by_token
+        has_scales = keys is not None and keys.partial_shape[2] != self.block_size
+        self._rounds_blocks = has_scales and self.cache_precision not in PRECISIONS
         self.can = Capabilities(
             bit_exact_batching=False,
             features=features,
