@@ -50,7 +50,7 @@ EPOCHS = 4
 _DATA_HOURS = 0.45  # of all hours, at most: a token is written about as fast as a cut draft model is trained on it
 _TRIAL_HOURS = 0.15  # the same of the comparison of kinds, all together
 _KEPT = 0.6  # of what is written: the rest are prompts that the model makes, and texts that are left out
-_TIMED_STEPS = 4
+_TIMED_STEPS, _TIMED_ACCEPTANCE = 4, 0.7  # of a draft token, late in a training, when more places are reached
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,15 @@ class _Run:
         left = (1 - _TRIAL_HOURS) * self._options.hours - self.hours.get("data", 0.0)
         possible = int(left / max(took, 1e-3) * report["steps"])
         expected = grown(report["curve"], min(possible, _planned_steps(report["kind"], self._data)))
-        return DistillTrial(candidate.name, acceptance, expected, predict(expected, self.costs), took)
+        replaced = self._replaced(candidate, report["curve"][0]["acceptance"])
+        return DistillTrial(candidate.name, acceptance, expected, predict(expected, self.costs), took, replaced)
+
+    def _replaced(self, candidate: DistillCandidate, acceptance: list[float]) -> float:
+        """The speed-up of what a candidate takes the place of: its source, if that is a candidate as a whole."""
+        if candidate.is_whole:
+            return predict(acceptance, self.costs).speed_up
+        both = zip(self._options.candidates, self.trials, strict=False)
+        return next((trial.replaced for each, trial in both if each.is_whole and each.source == candidate.source), 1.0)
 
     def _stops(self, stopped: Stopping, clock: _Clock) -> bool:
         """Between steps: wait as long as it is asked for, store the hours, and say whether to stop."""
@@ -358,6 +366,7 @@ def _num_steps(head: Any, data: Data, share: float, hours: float) -> int:
     planned = _planned_steps(head.kind, data, share)
     before = {name: each.detach().clone() for name, each in head.named_parameters() if each.requires_grad}
     training = Training(head, data, planned, 0, share, None)
+    training.reach.acceptance.fill_(_TIMED_ACCEPTANCE)
     training.train_batch()
     began = time.monotonic()
     for _ in range(_TIMED_STEPS):

@@ -89,20 +89,16 @@ def test_a_plan_says_what_it_takes(options: Options) -> None:
     assert more.bytes_of_data == 2 * make_the_plan(options).bytes_of_data
 
 
-def test_a_plan_is_refused_where_the_disk_lacks_room(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_disk_lacks_room_tokens_that_fit_are_said(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
-    with pytest.raises(ExportError, match=r"has 0\.0 GB free. Use"):
+    with pytest.raises(ExportError, match=r"has 0\.0 GB free. Use another disk"):
         make_the_plan(options)
-
-
-def test_the_tokens_that_are_proposed_instead_do_fit(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 2 * 10**9}))
     large = replace(options, num_tokens=50_000_000)
     with pytest.raises(ExportError) as refused:
         make_the_plan(large)
-    found = re.search(r"--tokens (\d+k)", str(refused.value))
-    assert found
-    make_the_plan(replace(large, num_tokens=parse_count(found[1])))
+    (count,) = re.findall(r"--tokens (\d+k)", str(refused.value))
+    make_the_plan(replace(large, num_tokens=parse_count(count)))
 
 
 def test_too_few_layers_are_said_before_anything_is_written(options: Options) -> None:
@@ -110,8 +106,10 @@ def test_too_few_layers_are_said_before_anything_is_written(options: Options) ->
         make_the_plan(replace(options, kind="eagle3", source=None, num_layers=None))
 
 
-def test_a_frozen_plan_goes_on_with_the_same_options_only(options: Options) -> None:
-    path = options.work / "plan.json"
+def test_a_frozen_plan_goes_on_with_the_same_options_only(options: Options, tmp_path: Path) -> None:
+    path, prompts = options.work / "plan.json", tmp_path / "prompts.txt"
+    prompts.write_text("Why is the sky blue?\n", encoding="utf-8")
+    options = replace(options, prompts=prompts)
     first = freeze(make_the_plan(options), path)
     assert freeze(make_the_plan(options), path) == first
     with pytest.raises(OptionError, match=r"was begun with tokens=2000, and this is 3000"):
@@ -120,19 +118,12 @@ def test_a_frozen_plan_goes_on_with_the_same_options_only(options: Options) -> N
         freeze(make_the_plan(replace(options, seed=1)), path)
     with pytest.raises(OptionError, match=r"was begun with main_sha256="):  # a bundle has other files now
         freeze(replace(first, main_sha256="abc"), path)
+    prompts.write_text("Why is the grass green?\n", encoding="utf-8")
+    with pytest.raises(OptionError, match="was begun with prompts="):
+        freeze(make_the_plan(options), path)
     path.write_text("{", encoding="utf-8")
     with pytest.raises(ExportError, match="Delete the work folder"):
         freeze(first, path)
-
-
-def test_other_prompts_are_another_plan(options: Options, tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("Why is the sky blue?\n", encoding="utf-8")
-    asked = replace(options, prompts=prompts)
-    freeze(make_the_plan(asked), asked.work / "plan.json")
-    prompts.write_text("Why is the grass green?\n", encoding="utf-8")
-    with pytest.raises(OptionError, match="was begun with prompts="):
-        freeze(make_the_plan(asked), asked.work / "plan.json")
 
 
 def trial(kind: str, speed_up: float, acceptance: float = 0.7) -> DistillTrial:
@@ -145,6 +136,7 @@ def test_the_kind_that_is_to_gain_most_is_taken() -> None:
     assert "eagle3: accepted by position 50% 50% 50% 50%; after training 70% 70% 70% 70% are expected, 1.50×" in str(
         trials[0]
     )
+    assert choose([replace(trial("draft-24", 1.7), replaced=1.7), trial("eagle3", 1.3)]).kind == "eagle3"
     # Where nothing gains, acceptance decides.
     assert choose([trial("eagle3", 1.0, 0.3), trial("draft", 1.0, 0.2)]).kind == "eagle3"
 

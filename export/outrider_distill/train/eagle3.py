@@ -135,15 +135,14 @@ class Eagle3(Module):
             hidden = _later(out, 1)
         return outs
 
-    def loss(self, batch: TrainingBatch, reach: Reach) -> Any:
-        """A scalar: `draft_loss`, the mean of each unrolled step, weighted by the chance that it is reached."""
+    def loss(self, batch: TrainingBatch, reach: Reach, chance: float) -> Any:
+        """A scalar: `draft_loss`, the mean of each unrolled step, of as many as `reach` draws."""
+        num_places, weight = reach.draw(chance)
         embedding, hidden = self._inputs(batch)
         columns = columns_of(self.to_main(torch.arange(len(self.d2t), device=self.d2t.device)), self.vocab_size)
-        num_roots = max(hidden.shape[1] - TRAINED_STEPS + 1, 0)
+        num_roots = max(hidden.shape[1] - num_places + 1, 0)
         total, right, counted = 0.0, [], []
-        for place, (out, weight) in enumerate(
-            zip(self.unroll(embedding, hidden, TRAINED_STEPS), reach.weights, strict=True)
-        ):
+        for place, out in enumerate(self.unroll(embedding, hidden, num_places)):
             valid = self._valid(batch, place)
             row, column = valid.nonzero(as_tuple=True)
             targets = Targets.at(batch, row, column + 2)

@@ -37,6 +37,7 @@ LEARNING_RATE = {"draft": 4e-5}  # others: 1e-3
 FURTHER_RATE = {"eagle3": 4e-4, "draft": 1e-5}  # of what was trained before, and is whole
 WARM_UP, _LEAST_WARM_UP, _MOST_WARM_UP = 0.04, 10, 0.3  # of the steps; steps at least; of the steps at most
 CLIP = 1.0
+_GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples spread evenly between 0 and 1
 HELD_OUT_TOKENS = {"draft": 3000}  # others: 10,000; it takes longest
 NUM_EVALUATIONS = 25  # at most
 PATIENCE = 8  # evaluations without more tokens a round, before training ends early
@@ -126,7 +127,7 @@ class Training:
         self.num_steps, self.seed, self.share = num_steps, seed, share
         self.rate = learning_rate or LEARNING_RATE.get(head.kind, 1e-3)
         self._optimizer = torch.optim.AdamW(_groups(head), lr=self.rate, betas=(0.9, 0.95), fused=True)
-        self._reach = Reach(head.num_places)
+        self.reach = Reach(head.num_places)
         self.step, self.epoch, self._place = 0, 0, 0
         self.num_tokens, self.loss, self.seconds = 0, 0.0, 0.0
         self.evaluations: list[Evaluation] = []
@@ -167,7 +168,7 @@ class Training:
             group["lr"] = self.rate * schedule(self.step, self.num_steps)
         self.head.train()
         with self._autocast():
-            loss = self.head.loss(batch, self._reach)
+            loss = self.head.loss(batch, self.reach, self.step * _GOLDEN % 1)
         value = float(loss.detach())
         if not math.isfinite(value):
             raise ExportError(
@@ -222,7 +223,7 @@ class Training:
             "of": self._identity,
             "weights": self._weights,
             "optimizer": self._optimizer.state_dict(),
-            "reach": self._reach.acceptance,
+            "reach": self.reach.acceptance,
             "counts": [self.step, self.epoch, self._place, self.num_tokens],
             "means": [self.loss, self.seconds],
             "evaluations": [vars(each) for each in self.evaluations],
@@ -242,7 +243,7 @@ class Training:
             )
         self.head.load_state_dict(state["weights"], strict=False)
         self._optimizer.load_state_dict(state["optimizer"])
-        self._reach.acceptance = state["reach"]
+        self.reach.acceptance = state["reach"]
         self.step, self.epoch, self._place, self.num_tokens = state["counts"]
         self.loss, self.seconds = state["means"]
         self.evaluations = [Evaluation(**each) for each in state["evaluations"]]

@@ -13,7 +13,7 @@ import torch
 
 TEXT_WEIGHT = 0.3  # of the cross-entropy on the text's token; the rest is the main model's distribution
 _ROWS = 128  # of logits in a piece of the loss
-_LATEST_WEIGHT = 0.02  # weight of the latest batch in the running acceptance
+_LATEST_WEIGHT = 0.05  # weight of the latest batch in the running acceptance
 _FIRST_ACCEPTANCE = 0.5  # acceptance before anything was seen
 
 
@@ -100,24 +100,32 @@ class Reach:
     """The chance that a place is reached: the running acceptance of the places before it, multiplied.
 
     A draft token counts only where all before it were accepted, so the loss of a position is weighted by that
-    probability (D-PACE; LK losses). What is counted is the training text itself.
+    probability (D-PACE; LK losses). What is counted is the training text itself. The weights are drawn: a batch has as
+    many places as one draft would reach, so that no time is spent on places that hardly count yet.
     """
 
     def __init__(self, num_places: int) -> None:
         self.acceptance = torch.full((num_places,), _FIRST_ACCEPTANCE)  # float32, on the CPU
 
     @property
-    def weights(self) -> list[float]:
-        """Of the places' losses; they sum up to 1."""
-        reach = torch.cat([torch.ones(1), self.acceptance[:-1].cumprod(0)])
-        return [float(each) for each in reach / reach.sum()]
+    def _reached(self) -> Any:
+        """float32 [places]: 1 for the first one."""
+        return torch.cat([torch.ones(1), self.acceptance[:-1].cumprod(0)])
+
+    def draw(self, chance: float) -> tuple[int, float]:
+        """The places of a batch, and the weight of each: the expected weights of all places sum up to 1.
+
+        chance: uniform in [0, 1).
+        """
+        return int((self._reached > chance).sum()), 1 / float(self._reached.sum())
 
     def follow(self, right: Any, valid: Any) -> None:
-        """Count a batch. right, valid: bool [N, places], as `Accuracy.add`."""
+        """Count a batch. right, valid: bool [N, its places], as `Accuracy.add`."""
         alive = _alive(right, valid)
         count, hits = alive.sum(0).cpu(), (alive & right).sum(0).cpu()
-        sway = _LATEST_WEIGHT * (count > 0)
-        self.acceptance = self.acceptance + sway * (hits / count.clamp(min=1) - self.acceptance)
+        seen, unseen = self.acceptance.split([len(count), len(self.acceptance) - len(count)])
+        seen = seen + _LATEST_WEIGHT * (count > 0) * (hits / count.clamp(min=1) - seen)
+        self.acceptance = torch.cat([seen, unseen])
 
 
 class Accuracy:

@@ -248,7 +248,9 @@ def _decoder(kind: str, config: dict[str, Any], tensors: dict[str, NDArray[Any]]
             "for them (q_proj). Fetch the checkpoint again."
         )
     frequencies, scale = _rotary(config, size)
-    tensors, frequencies = in_halves(tensors, size, frequencies, interleaved=_is_interleaved(config))
+    # Drafters for LFM2 rotate neighbours.
+    interleaved = not config.get("rope_is_neox_style", "Lfm2DSparkDraftModel" not in architectures_of(config))
+    tensors, frequencies = in_halves(tensors, size, frequencies, interleaved=interleaved)
     floats = {name: values for name, values in tensors.items() if values.dtype == np.float32}
     numbers = {
         "rms_norm_eps": float(config.get("rms_norm_eps", 1e-6)),
@@ -321,11 +323,6 @@ def _of_qwen3(config: dict[str, Any]) -> dict[str, Any]:
     rope = {**(config.get("rope_parameters") or config.get("rope_scaling") or {})}
     rope.pop("partial_rotary_factor", None)
     return config | {"rope_parameters": {"rope_theta": config.get("rope_theta") or 10_000.0} | rope}
-
-
-def _is_interleaved(config: dict[str, Any]) -> bool:
-    """Whether neighbours are rotated, as in drafters for LFM2."""
-    return not config.get("rope_is_neox_style", "Lfm2DSparkDraftModel" not in architectures_of(config))
 
 
 def _in_order(

@@ -23,7 +23,7 @@ def check_holes(header: GGUFHeader) -> None:
     empty = [
         (name, tensor)
         for name, tensor in header.tensors.items()
-        if _is_weight(name, tensor)
+        if (len(tensor.shape) > 1 or name.endswith("norm.weight"))  # biases may be zeros alone
         and _is_zero(tensor)
         and (len(tensor.shape) == 1 or _goes_on(tensor, header.alignment + _BESIDE))
     ]
@@ -35,11 +35,6 @@ def check_holes(header: GGUFHeader) -> None:
         f"{first.path} has a hole at byte {first.begin:,}: {name}{others} of {len(header.tensors):,} are all zeros, as "
         "after a download that was not finished. Fetch it again."
     )
-
-
-def _is_weight(name: str, tensor: TensorInfo) -> bool:
-    """Whether a trained model never has zeros alone there; biases may be."""
-    return len(tensor.shape) > 1 or name.endswith("norm.weight")
 
 
 def _goes_on(tensor: TensorInfo, num_bytes: int) -> bool:

@@ -136,13 +136,14 @@ def _print(bundle: Bundle) -> None:
 
 def _describe(model: ModelEntry) -> dict[str, str]:
     geometry, source = model.geometry, model.source
+    long = f", rotated otherwise from {geometry.long_from:,} on" if geometry.long_from else ""
     return {
         "made from": source.id,
         "revision": source.revision or "-",
         "architecture": geometry.architecture,
         "weights": model.weights,
         "format": model.format,
-        "longest context": f"{geometry.context_length:,} tokens{_long(geometry)}",
+        "longest context": f"{geometry.context_length:,} tokens{long}",
         "vocabulary": _vocabulary(model),
         "layers": f"{geometry.num_layers}, {_states(geometry)}hidden size {geometry.hidden_size:,}",
         "attention heads": _heads(geometry),
@@ -192,10 +193,6 @@ def _heads(geometry: Geometry) -> str:
     others = len(geometry.kv_shapes) - shapes.total()
     shared = f"; {others} layers read the keys and values of others" if others else ""
     return f"{geometry.num_heads}, with key-value heads: {own}{shared}"
-
-
-def _long(geometry: Geometry) -> str:
-    return f", rotated otherwise from {geometry.long_from:,} on" if geometry.long_from else ""
 
 
 def _windows(geometry: Geometry) -> str:

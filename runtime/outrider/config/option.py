@@ -24,10 +24,6 @@ def _anything(_: Any) -> bool:
     return True
 
 
-def _unchanged(value: Any) -> Any:
-    return value
-
-
 @dataclass(frozen=True, slots=True)
 class Values:
     """The values that an option takes, besides None and "auto" where those are allowed.
@@ -40,7 +36,7 @@ class Values:
     kind: Any  # a type
     says: str
     allows: Callable[[Any], bool] = _anything
-    read: Callable[[Any], Any] = _unchanged
+    read: Callable[[Any], Any] = lambda value: value
     item: Any = str  # a type, or what reads a text
     choices: tuple[str, ...] = ()
     low: float | None = None

@@ -52,7 +52,8 @@ def read(path: Path, where: str) -> tuple[NDArray[np.float32], int]:
                     )
             rate = int(stream.rate or 0)
     except av.FFmpegError as error:
-        raise RequestError(f"{where} cannot be read: FFmpeg says '{_said(error)}'. Save it as a WAV file.") from error
+        said = getattr(error, "strerror", None) or one_line(error)
+        raise RequestError(f"{where} cannot be read: FFmpeg says '{said}'. Save it as a WAV file.") from error
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.float32), rate
 
 
@@ -71,10 +72,6 @@ def resample(samples: NDArray[np.float32], rate: int, wanted: int, where: str) -
         parts += [each.to_ndarray()[0] for each in resampler.resample(frame)]
     parts += [each.to_ndarray()[0] for each in resampler.resample(None)]
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)  # a few samples may give none
-
-
-def _said(error: Exception) -> str:
-    return str(getattr(error, "strerror", None) or one_line(error))
 
 
 def _av(why: str) -> Any:

@@ -32,7 +32,8 @@ def can_append(model: ov.Model) -> bool:
     """Whether a decoder has products to be widened, and this adds few weights."""
     shapes = [weight.get_output_shape(0) for _, weight in _products(model, COLUMNS)]
     added = sum(num_rows * (COLUMNS - num_columns) for num_rows, num_columns in shapes)
-    return bool(0 < added <= _MOST_MORE * sum(math.prod(node.get_output_shape(0)) for node in _weights(model)))
+    weights = filter(_is_weight, model.get_ops())
+    return bool(0 < added <= _MOST_MORE * sum(math.prod(node.get_output_shape(0)) for node in weights))
 
 
 def has_dependent(model: ov.Model) -> bool:
@@ -109,7 +110,3 @@ def _is_weight(node: ov.Node) -> bool:
     if node.get_type_name() != "Constant" or node.get_output_element_type(0) not in _KINDS:
         return False
     return len(node.get_output_shape(0)) == _MATRIX
-
-
-def _weights(model: ov.Model) -> list[ov.Node]:
-    return [node for node in model.get_ops() if _is_weight(node)]
