@@ -22,7 +22,7 @@ def describe(
     source = bundle.manifest.main.source
     asked = Counter(
         json.loads(line)["source"]
-        for shard in find_shards(options.work / "data")
+        for shard in find_shards(options.data)
         for line in (shard / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     )
     prompts = {

@@ -227,6 +227,11 @@ class Data:
 _ARRAYS = ("tokens", "answer", "starts", "greedy", "top_ids", "top_probs", "taps")
 
 
+def num_tokens_in(folder: Path) -> int:
+    """The tokens of answers in a folder's finished shards."""
+    return Data(folder).num_answer_tokens if find_shards(folder) else 0
+
+
 def find_shards(folder: Path) -> list[Path]:
     """A folder's finished shards, in their order."""
     return sorted(folder.glob("shard-[0-9][0-9][0-9][0-9][0-9]"))

@@ -67,8 +67,8 @@ def improve(
                 excluded=work.held_out,
                 num_tokens=begun.num_tokens,
                 hours=_TRAINING * begun.hours,
-                seed=begun.number,
                 tried=begun.candidates,
+                shared_data=work.data(begun),
             )
             distill(asked, progress=progress, tell=tell, status=status, wait=wait)
         kind = json.loads((drafter / "training.json").read_text(encoding="utf-8"))["kind"]

@@ -3,7 +3,8 @@
 begun.json          the round under way
 prompts.jsonl       prompts that it trains on, if the user has given some; held-out.jsonl: that it measures
 draft               the bundle's own draft model as a checkpoint
-drafter-N[.work]    what round N trains, see `outrider_distill.run`; it stays if it is kept
+data-KEY            the data, for this round and those that follow
+drafter-N[.work]    what round N trains, see `outrider_distill.run`; it stays if it is kept; the last head does, too
 new, measured       the bundle with it, and the measurements
 before-N            the bundle before round N, as long as that is not undone
 rounds.json
@@ -12,6 +13,7 @@ rounds.json
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -28,10 +30,10 @@ from outrider.errors import ExportError
 from outrider.system.files import reading, write_whole
 from outrider_bench.prompts import BenchPrompt
 from outrider_bench.prompts import read_prompts as bench_prompts
-from outrider_distill.data import Data, bytes_per_token, find_shards
+from outrider_distill.data import bytes_per_token, num_tokens_in
 from outrider_distill.draft.from_bundle import draft_model_of, write_checkpoint
 from outrider_distill.main_model import read_teacher
-from outrider_distill.plan import DistillCandidate, check_heads
+from outrider_distill.plan import DistillCandidate, check_heads, main_sha256
 from outrider_distill.prediction import DistillTrial
 from outrider_distill.prompts import read_prompts
 from outrider_distill.run import alone
@@ -45,12 +47,16 @@ _MOST_TOKENS, _DISK = 2_000_000, 0.25  # of answers, and the share of the free d
 
 @dataclass(frozen=True)
 class Begun:
-    """A round under way. num_tokens: of answers, at most. bundle: sha256 of its manifest."""
+    """A round under way.
+
+    num_tokens: of answers, at most. bundle: sha256 of its manifest. key: of the main model and the prompts held out.
+    """
 
     number: int
     hours: float
     num_tokens: int
     bundle: str
+    key: str
     candidates: tuple[DistillCandidate, ...]
 
 
@@ -97,9 +103,18 @@ class ImproveWork:
         kept = [each for each in self.rounds.values() if each.kept and self._before(each.number).exists()]
         return kept[-1] if kept else None
 
+    @property
+    def _heads(self) -> list[int]:
+        """The rounds that have trained a head."""
+        return [number for number, each in self.rounds.items() if each.kind == "eagle3"]
+
     def drafter(self, number: int) -> Path:
         """What a round trains; `_before`: the bundle before it."""
         return self.folder / f"drafter-{number}"
+
+    def data(self, begun: Begun) -> Path:
+        """The training data of a round, and of others with the same main model and prompts that are held out."""
+        return self.folder / f"data-{begun.key}"
 
     def _before(self, number: int) -> Path:
         return self.folder / f"before-{number}"
@@ -138,9 +153,12 @@ class ImproveWork:
         held = [{"id": each.id, "category": each.category, "prompt": each.text} for each in measured]
         for path, records in ((self.prompts, train), (self.held_out, held)):
             write_whole(path, "".join(f"{json.dumps(each)}\n" for each in records).encode())
+        key = hashlib.sha256(f"{main_sha256(bundle)} {held}".encode()).hexdigest()[:16]
         per_token = bytes_per_token(main.geometry.hidden_size, taps=True)
-        num_tokens = min(_MOST_TOKENS, int(_DISK * shutil.disk_usage(self.folder).free / per_token))
-        begun = Begun(number, hours, num_tokens, _identity(bundle), self._candidates(bundle, name, tell))
+        most = min(_MOST_TOKENS, int(_DISK * shutil.disk_usage(self.folder).free / per_token))
+        begun = Begun(number, hours, most, _identity(bundle), key, self._candidates(bundle, name, tell))
+        for other in {*self.folder.glob("data-*")} - {self.data(begun)}:
+            shutil.rmtree(other, ignore_errors=True)
         write_whole(self._begun, msgspec.json.encode(begun))
         return begun
 
@@ -184,7 +202,7 @@ class ImproveWork:
         lines.append(f"Round {begun.number} is under way: {spent:.2f} of {begun.hours:g} hours.")
         if self.drafter(begun.number).exists():
             return [*lines, "Trained. Left: measuring, ten minutes at most."]
-        num_tokens = Data(work / "data").num_answer_tokens if find_shards(work / "data") else 0
+        num_tokens = num_tokens_in(self.data(begun))
         lines.append(f"Data: {num_tokens:,} of {self._read(work / 'num_tokens.json', int) or 0:,} tokens.")
         tried = [self._read(work / f"trial-{each.name}.json", DistillTrial) for each in begun.candidates]
         done = [each for each in tried if each is not None]
@@ -196,23 +214,23 @@ class ImproveWork:
 
     def _candidates(self, bundle: Bundle, name: str, tell: Callable[[str], None]) -> tuple[DistillCandidate, ...]:
         """What may pay, and can be read from the bundle; says what cannot."""
-        found, last, source = list[DistillCandidate](), self.in_place, self.folder / "draft"
-        if last is not None and any(each.name == name for each in bundle.manifest.drafters):
-            found.append(DistillCandidate("further", last.kind, str(self.drafter(last.number))))
-        if not (found and found[0].kind == "eagle3"):
-            try:
-                check_heads(str(self.path), bundle.manifest.main.geometry)
-                read_teacher(bundle)
-                found.append(DistillCandidate("eagle3", "eagle3"))
-            except ExportError as error:
-                tell(f"No head is trained: {error}")
+        found, last, draft = list[DistillCandidate](), self.in_place, self.folder / "draft"
+        if last is not None and last.kind == "draft" and any(each.name == name for each in bundle.manifest.drafters):
+            found.append(DistillCandidate("further", "draft", str(self.drafter(last.number))))
+        try:
+            check_heads(str(self.path), bundle.manifest.main.geometry)
+            read_teacher(bundle)
+            heads = [str(head) for head in map(self.drafter, self._heads) if head.exists()]
+            found.append(DistillCandidate("eagle3", "eagle3", heads[-1] if heads else None))
+        except ExportError as error:
+            tell(f"No head is trained: {error}")
         if (own := draft_model_of(bundle, name)) is not None:
             try:
-                write_checkpoint(bundle, own, source)
+                write_checkpoint(bundle, own, draft)
                 total = own.model.geometry.num_layers
                 for count in dict.fromkeys(max(round(share * total), 1) for share in _LAYERS):
                     layers = count if count < total else None
-                    found.append(DistillCandidate(f"draft-{count}", "draft", str(source), layers))
+                    found.append(DistillCandidate(f"draft-{count}", "draft", str(draft), layers))
             except ExportError as error:
                 tell(f"The draft model {own.name!r} is not cut: {error}")
         if not found:
@@ -223,12 +241,13 @@ class ImproveWork:
         return tuple(found)
 
     def _clear(self, number: int) -> None:
-        """Remove what a round has left, but for a drafter that is in place."""
+        """Remove what a round has left, but for its data, a drafter that is in place, and the last head."""
         killed = self.folder.glob(".new.partial-*")
         for each in (*map(self.folder.joinpath, ("new", "measured", "draft", f"drafter-{number}.work")), *killed):
             shutil.rmtree(each, ignore_errors=True)
-        if not self._before(number).exists():
-            shutil.rmtree(self.drafter(number), ignore_errors=True)
+        for made in {number, *self.rounds} - {*self._heads[-1:]}:
+            if not self._before(made).exists():
+                shutil.rmtree(self.drafter(made), ignore_errors=True)
         self._begun.unlink(missing_ok=True)
 
     @staticmethod

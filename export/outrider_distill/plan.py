@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from outrider.bundle.folder import read_bundle
+from outrider.bundle.folder import Bundle, read_bundle
 from outrider.bundle.hashes import sha256_of
 from outrider.bundle.manifest import MANIFEST_NAME, Geometry
 from outrider.config.files import user_path
@@ -77,11 +77,17 @@ class Options:
     seed: int = 0
     keep_work: bool = False
     tried: tuple[DistillCandidate, ...] = ()  # in place of kind, source and num_layers
+    shared_data: Path | None = None  # a folder with data that others have begun, or will go on with
 
     @property
     def work(self) -> Path:
         """The folder beside the output that has everything until it is done."""
         return self.output.with_name(self.output.name + ".work")
+
+    @property
+    def data(self) -> Path:
+        """The folder of the training data."""
+        return self.shared_data or self.work / "data"
 
     @property
     def candidates(self) -> tuple[DistillCandidate, ...]:
@@ -263,13 +269,18 @@ def _look_at(main: str, progress: Progress) -> tuple[Geometry, int, str | None]:
         entry = bundle.manifest.main
         if entry.encoder is not None:
             raise ExportError(f"{main} has an encoder-decoder model, and drafters are made for decoders only.")
-        files = sorted(f"{each.path} {each.sha256}" for each in bundle.files_of(entry.folder))
-        return entry.geometry, bundle.size_of(entry.folder), hashlib.sha256("\n".join(files).encode()).hexdigest()
+        return entry.geometry, bundle.size_of(entry.folder), main_sha256(bundle)
     source = fetch(locate(main), False, progress)
     plan = make_plan("main", source, "openvino", DEFAULT_WEIGHTS["main"])
     if plan.encoder is not None:
         raise ExportError(f"{main} is an encoder-decoder model, and drafters are made for decoders only.")
     return plan.geometry, plan.num_weights, None
+
+
+def main_sha256(bundle: Bundle) -> str:
+    """Identifies a bundle's main model, by its files."""
+    files = sorted(f"{each.path} {each.sha256}" for each in bundle.files_of(bundle.manifest.main.folder))
+    return hashlib.sha256("\n".join(files).encode()).hexdigest()
 
 
 def _check_head(kind: str, folder: Path, geometry: Geometry) -> None:
@@ -299,7 +310,8 @@ def _num_weights(kind: str, geometry: Geometry) -> int:
 def _check_disk(options: Options, plan: DistillPlan) -> None:
     """Raise if the disk has no room for what is not there yet."""
     folder = next(each for each in options.work.absolute().parents if each.exists())
-    there = sum(path.stat().st_size for path in options.work.rglob("*") if path.is_file())
+    files = {*options.work.rglob("*"), *options.data.rglob("*")}
+    there = sum(path.stat().st_size for path in files if path.is_file())
     free = shutil.disk_usage(folder).free + there
     if plan.bytes_on_disk <= free:
         return

@@ -30,7 +30,7 @@ from outrider.errors import ExportError
 from outrider.system.files import reading, write_whole
 from outrider_distill.answers import DataProgress, write_data
 from outrider_distill.card import card, describe
-from outrider_distill.data import Data, Recipe, tap_names
+from outrider_distill.data import Data, Recipe, num_tokens_in, tap_names
 from outrider_distill.plan import DistillCandidate, DistillPlan, Options, check_options, freeze, make_the_plan
 from outrider_distill.prediction import SHARE, DistillTrial, choose, grown, shortfall, writing_speed
 from outrider_distill.progress import Live, Stopping, signals_elsewhere
@@ -193,7 +193,7 @@ class _Run:
                     raise Stopped(f"The same command continues with {state.num_safe:,} tokens of data.")
 
             state = write_data(
-                self._work / "data", self._bundle, recipe, prompts=prompts, excluded=excluded, progress=wrote,
+                options.data, self._bundle, recipe, prompts=prompts, excluded=excluded, progress=wrote,
                 is_late=lambda: clock.hours > _DATA_HOURS * options.hours,
             )  # fmt: skip
         self._live.wrote(state)
@@ -236,17 +236,18 @@ class _Run:
     @cached_property
     def _data(self) -> Data:
         """What `write_data` has written."""
-        return Data(self._work / "data")
+        return Data(self._options.data)
 
     @cached_property
     def _drafters(self) -> Drafters:
         return Drafters(self._bundle, self._data, self._options.seed, self._work, self._progress)
 
     def _num_tokens(self) -> int:
-        """As many tokens as were asked for, or as the hours allow."""
-        speed = _KEPT * writing_speed(self._bundle)
-        wanted, possible = self._options.num_tokens, int(speed * 3600 * self._options.hours * _DATA_HOURS)
-        self._live.tell(f"Data: about {min(wanted, possible) / speed / 3600:.2f} hours, {speed:.0f} tokens per second.")
+        """As many tokens as were asked for, or as the hours allow beside those of earlier rounds."""
+        speed, there = _KEPT * writing_speed(self._bundle), num_tokens_in(self._options.data)
+        wanted, possible = self._options.num_tokens, there + int(speed * 3600 * self._options.hours * _DATA_HOURS)
+        hours = max(min(wanted, possible) - there, 0) / speed / 3600
+        self._live.tell(f"Data: about {hours:.2f} hours, {speed:.0f} tokens per second; {there:,} tokens are there.")
         if possible < wanted:
             self._live.tell(
                 f"Only {possible:,} of {wanted:,} tokens of data fit in {self._options.hours:g} hours with training. "

@@ -95,11 +95,15 @@ def test_what_is_kept_is_undone(work: ImproveWork) -> None:
         work.undo()
 
 
-def test_what_is_not_kept_leaves_nothing(work: ImproveWork) -> None:
+def test_of_what_is_not_kept_the_last_head_stays(work: ImproveWork) -> None:
     before = read_bundle(work.path).manifest
     work.end(replace(KEPT, kept=False))
     assert read_bundle(work.path).manifest == before
     assert names_in(work.folder) <= {"rounds.json", "lock"}
+    for number in (2, 3):
+        work.drafter(number).mkdir()
+        work.end(replace(KEPT, number=number, kind="eagle3", kept=False))
+    assert names_in(work.folder) <= {"rounds.json", "lock", "drafter-3"}
 
 
 def test_a_kill_between_two_renames_is_mended(work: ImproveWork, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +246,9 @@ def test_a_bundle_is_improved_and_undone(
     check_answers(path, "Count from 3 to 12, please.", NAME)
     monkeypatch.setattr(module, "measure", lambda *_: measured(all=1.0))
     after = read_bundle(path).manifest
-    assert not improve(path, prompts=prompts, hours=0.2).kept  # goes on from what is there
+    lines.clear()
+    assert not improve(path, prompts=prompts, hours=0.2, tell=lines.append).kept  # goes on from what is there
+    assert [line for line in lines if re.search(r"; [\d,]{3,} tokens are there", line)]
     assert read_bundle(path).manifest == after
     assert run(["improve", str(path), "--undo"]) == 0
     assert read_bundle(path).manifest == before

@@ -1,9 +1,9 @@
 """The calls of an OpenVINO request: started, waited for, and timed. The wait for a call may come later.
 
 A call is never cancelled: `InferRequest.cancel` leaves nodes of the CPU plugin's graph prepared for shapes that were
-not computed, and all requests of a compiled model share that graph. Later calls fail, or return other numbers
-(bench/scripts/cancelled_calls.py shows it). Calls are kept short instead; see `decoding.scheduler`. A call that
-fails half-way leaves the same: `GraphState` refuses those after it.
+not computed, and all requests of a compiled model share that graph. Later calls fail, or return other numbers. Calls
+are kept short instead; see `decoding.scheduler`. A call that fails half-way leaves the same: `GraphState` refuses
+those after it.
 """
 
 import time
