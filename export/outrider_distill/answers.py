@@ -50,7 +50,8 @@ _BEGINNING = 40  # tokens of an answer that are looked at for a refusal
 _TURNS = 3  # least conversations of a shard for each place in the batch, which is not full at the shard's end
 _NUMBERS = 1 << 20  # of texts that one shard may write
 _TELL = 1.0  # seconds
-_BATCH_SIZE = "batch_size"  # a file: all shards are written in batches of the size that was chosen at first
+# Files: all shards have the conversations, and are written in batches, of the sizes that were chosen at first.
+_SHARD_SIZE, _BATCH_SIZE = "shard_size", "batch_size"
 _MIN_ANSWERS = 8  # answers, whose mean length says little of the others'
 
 
@@ -103,9 +104,9 @@ def write_data(
     return _Job(folder, bundle, recipe, (prompts, excluded), batch_size, progress).run(is_late)
 
 
-def _stored_batch_size(folder: Path) -> int | None:
-    """The batch size that a folder's data is written with; None for a new folder."""
-    path = folder / _BATCH_SIZE
+def _stored(folder: Path, name: str) -> int | None:
+    """A size that a folder's data is written with; None for a new folder."""
+    path = folder / name
     if not path.exists():
         return None
     with reading(str(path), "Name another folder.", ExportError):
@@ -127,12 +128,13 @@ class _Job:
         self._folder, self._bundle, self._recipe, self._progress = folder, bundle, recipe, progress
         geometry = bundle.manifest.main.geometry
         self._hidden_size = geometry.hidden_size
-        self._batch_size = batch_size or _stored_batch_size(folder)
+        self._batch_size = batch_size or _stored(folder, _BATCH_SIZE)
+        self._shard_size = _stored(folder, _SHARD_SIZE) or recipe.shard_size
         self._options: dict[str, Any] = {
             "features": tap_names(geometry.num_layers) if recipe.taps else (),
             "max_new_tokens": recipe.max_new_tokens,
             "batch_size": self._batch_size,
-            "max_batch_size": recipe.shard_size // _TURNS,
+            "max_batch_size": self._shard_size // _TURNS,
         }
         self._filter = Filter(prompts[1])
         self._prompts = [each for each in prompts[0] if self._filter.takes(each)]
@@ -170,7 +172,8 @@ class _Job:
             self._prompts = [each for each in self._prompts if each.source != LIST]
         with reading(str(self._folder), "Name another folder.", ExportError):
             self._folder.mkdir(parents=True, exist_ok=True)
-            write_whole(self._folder / _BATCH_SIZE, str(self._batch_size).encode())
+            for name, size in ((_SHARD_SIZE, self._shard_size), (_BATCH_SIZE, self._batch_size)):
+                write_whole(self._folder / name, str(size).encode())
 
     @property
     def _state(self) -> DataProgress:
@@ -238,7 +241,7 @@ class _Job:
 
     def _asked(self, index: int) -> list[tuple[DistillPrompt, list[int]]]:
         """A shard's prompts in the order in which they are asked, with their token ids."""
-        size, seed = self._recipe.shard_size, self._recipe.seed
+        size, seed = self._shard_size, self._recipe.seed
         generator = np.random.default_rng((seed, index))
         can_make = self._writer.tokenizer.has_chat_template
         count = round(size * self._recipe.user_share) if can_make else size
@@ -291,7 +294,7 @@ class _Job:
 
     def _check_disk(self) -> None:
         """Raise if the next shard may not fit on the disk."""
-        tokens = self._recipe.shard_size * (USUAL_PROMPT + self._recipe.max_new_tokens)
+        tokens = self._shard_size * (USUAL_PROMPT + self._recipe.max_new_tokens)
         wanted = tokens * bytes_per_token(self._hidden_size, taps=self._recipe.taps)
         if (free := shutil.disk_usage(self._folder).free) < wanted:
             raise ExportError(

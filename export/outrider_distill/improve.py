@@ -29,7 +29,7 @@ from outrider_distill.run import distill
 from outrider_export.bundles.drafters import add_drafter
 from outrider_export.progress import Progress, Silent
 
-NAME = "improved"  # of the drafter in the bundle
+NAME, HEAD = "improved", "improved-head"  # of drafters in the bundle: one takes the place of its own kind alone
 FASTER, SLOWER = 1.03, 0.97  # of all answers at least, and of none of the categories, both beyond chance
 _TRAINING = 0.75  # of the hours; the rest is for measuring, which takes ten minutes at most
 _OLD, _NEW = "auto", "auto@new"
@@ -68,7 +68,7 @@ def improve(
                 num_tokens=begun.num_tokens,
                 hours=_TRAINING * begun.hours,
                 tried=begun.candidates,
-                shared_data=work.data(begun),
+                shared_data=work.data(begun.key),
             )
             distill(asked, progress=progress, tell=tell, status=status, wait=wait)
         kind = json.loads((drafter / "training.json").read_text(encoding="utf-8"))["kind"]
@@ -77,14 +77,15 @@ def improve(
         wait(Stopping())
         tell("Measuring answers to prompts that were not trained on, with and without it: ten minutes at most")
         results = measure(bundle, work.new, read_prompts(work.held_out), work.folder / "measured")
-        return work.end(ImproveRound(begun.number, kind, *judge(results)))
+        return work.end(ImproveRound(begun.number, kind, *judge(results), begun.key))
 
 
 def build(bundle: Bundle, drafter: Path, kind: str, folder: Path, progress: Progress) -> None:
     """A bundle at `folder`, whole or not at all, with a new drafter in place of what it was made of."""
     own = draft_model_of(bundle, NAME) if kind == "draft" else None
-    replaced = [each.name for each in bundle.manifest.drafters if each == own or each.name == NAME]
-    add_drafter(bundle.folder, drafter, name=NAME, progress=progress, output=folder, replaced=replaced)
+    name = NAME if kind == "draft" else HEAD
+    replaced = [each.name for each in bundle.manifest.drafters if each == own or each.name == name]
+    add_drafter(bundle.folder, drafter, name=name, progress=progress, output=folder, replaced=replaced)
 
 
 def measure(old: Bundle, new: Path, prompts: list[BenchPrompt], folder: Path) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from outrider_distill.data import bytes_per_token, num_tokens_in
 from outrider_distill.draft.from_bundle import draft_model_of, write_checkpoint
 from outrider_distill.main_model import read_teacher
 from outrider_distill.plan import DistillCandidate, check_heads, main_sha256
-from outrider_distill.prediction import DistillTrial
+from outrider_distill.prediction import DistillTrial, choose
 from outrider_distill.prompts import read_prompts
 from outrider_distill.run import alone
 from outrider_export.target import swap
@@ -64,7 +64,7 @@ class Begun:
 class ImproveRound:
     """A round that has ended. rows: category, tokens per second before and after, and the ratio of whole answers.
 
-    after: sha256 of the bundle's manifest, if it was kept.
+    key: see `Begun`. after: sha256 of the bundle's manifest, if it was kept.
     """
 
     number: int
@@ -72,6 +72,7 @@ class ImproveRound:
     kept: bool
     why: str
     rows: list[tuple[str, float, float, float]]
+    key: str
     after: str = ""
 
 
@@ -112,9 +113,9 @@ class ImproveWork:
         """What a round trains; `_before`: the bundle before it."""
         return self.folder / f"drafter-{number}"
 
-    def data(self, begun: Begun) -> Path:
-        """The training data of a round, and of others with the same main model and prompts that are held out."""
-        return self.folder / f"data-{begun.key}"
+    def data(self, key: str) -> Path:
+        """The training data of the rounds with this key."""
+        return self.folder / f"data-{key}"
 
     def _before(self, number: int) -> Path:
         return self.folder / f"before-{number}"
@@ -154,11 +155,12 @@ class ImproveWork:
         for path, records in ((self.prompts, train), (self.held_out, held)):
             write_whole(path, "".join(f"{json.dumps(each)}\n" for each in records).encode())
         key = hashlib.sha256(f"{main_sha256(bundle)} {held}".encode()).hexdigest()[:16]
-        per_token = bytes_per_token(main.geometry.hidden_size, taps=True)
-        most = min(_MOST_TOKENS, int(_DISK * shutil.disk_usage(self.folder).free / per_token))
-        begun = Begun(number, hours, most, _identity(bundle), key, self._candidates(bundle, name, tell))
-        for other in {*self.folder.glob("data-*")} - {self.data(begun)}:
+        for other in {*self.folder.glob("data-*")} - {self.data(key)}:
+            tell("The data of earlier rounds is of another main model, or of other prompts, and is deleted.")
             shutil.rmtree(other, ignore_errors=True)
+        room = _DISK * shutil.disk_usage(self.folder).free / bytes_per_token(main.geometry.hidden_size, taps=True)
+        most = min(_MOST_TOKENS, num_tokens_in(self.data(key)) + int(room))
+        begun = Begun(number, hours, most, _identity(bundle), key, self._candidates(bundle, name, key, tell))
         write_whole(self._begun, msgspec.json.encode(begun))
         return begun
 
@@ -186,7 +188,8 @@ class ImproveWork:
                 raise ExportError(f"{self.path} has changed since it was improved. What was there is in {before}.")
             swap(self.path, before, undone)
         shutil.rmtree(undone, ignore_errors=True)
-        shutil.rmtree(self.drafter(last.number), ignore_errors=True)
+        if last.number not in self._heads[-1:]:
+            shutil.rmtree(self.drafter(last.number), ignore_errors=True)
         return last
 
     def status(self) -> list[str]:
@@ -202,26 +205,30 @@ class ImproveWork:
         lines.append(f"Round {begun.number} is under way: {spent:.2f} of {begun.hours:g} hours.")
         if self.drafter(begun.number).exists():
             return [*lines, "Trained. Left: measuring, ten minutes at most."]
-        num_tokens = num_tokens_in(self.data(begun))
-        lines.append(f"Data: {num_tokens:,} of {self._read(work / 'num_tokens.json', int) or 0:,} tokens.")
+        num_tokens = num_tokens_in(self.data(begun.key))
+        lines.append(f"Data: {num_tokens:,} of {self._read(work / 'num_tokens.json', int) or num_tokens:,} tokens.")
         tried = [self._read(work / f"trial-{each.name}.json", DistillTrial) for each in begun.candidates]
         done = [each for each in tried if each is not None]
         lines.append(f"Trials: {len(done)} of {len(tried)} ({', '.join(each.name for each in begun.candidates)}).")
         if done:
-            best = max(done, key=lambda each: each.gain)
+            best = choose(done)
             lines.append(f"Expected so far: {best.prediction.speed_up:.2f} times plain decoding, with {best.kind}.")
         return [*lines, "Left: training and measuring."]
 
-    def _candidates(self, bundle: Bundle, name: str, tell: Callable[[str], None]) -> tuple[DistillCandidate, ...]:
+    def _candidates(
+        self, bundle: Bundle, name: str, key: str, tell: Callable[[str], None]
+    ) -> tuple[DistillCandidate, ...]:
         """What may pay, and can be read from the bundle; says what cannot."""
         found, last, draft = list[DistillCandidate](), self.in_place, self.folder / "draft"
         if last is not None and last.kind == "draft" and any(each.name == name for each in bundle.manifest.drafters):
-            found.append(DistillCandidate("further", "draft", str(self.drafter(last.number))))
+            found.append(DistillCandidate("further", "draft", str(self.drafter(last.number)), replaces=True))
         try:
             check_heads(str(self.path), bundle.manifest.main.geometry)
             read_teacher(bundle)
-            heads = [str(head) for head in map(self.drafter, self._heads) if head.exists()]
-            found.append(DistillCandidate("eagle3", "eagle3", heads[-1] if heads else None))
+            heads = [n for n in self._heads if self.rounds[n].key == key and self.drafter(n).exists()]
+            source = str(self.drafter(heads[-1])) if heads else None
+            in_place = bool(heads) and self._before(heads[-1]).exists()
+            found.append(DistillCandidate("eagle3", "eagle3", source, replaces=in_place))
         except ExportError as error:
             tell(f"No head is trained: {error}")
         if (own := draft_model_of(bundle, name)) is not None:
@@ -230,7 +237,7 @@ class ImproveWork:
                 total = own.model.geometry.num_layers
                 for count in dict.fromkeys(max(round(share * total), 1) for share in _LAYERS):
                     layers = count if count < total else None
-                    found.append(DistillCandidate(f"draft-{count}", "draft", str(draft), layers))
+                    found.append(DistillCandidate(f"draft-{count}", "draft", str(draft), layers, replaces=True))
             except ExportError as error:
                 tell(f"The draft model {own.name!r} is not cut: {error}")
         if not found:

@@ -42,12 +42,16 @@ _HEAD_TOKENS = 8192  # rows of a head's output matrix
 
 @dataclass(frozen=True)
 class DistillCandidate:
-    """A drafter to train. source: the draft model that layers are taken out of, or the head that is trained further."""
+    """A drafter to train.
+
+    source: what layers are taken out of, or is trained further. replaces: whether a drafter of the bundle gives way.
+    """
 
     name: str
     kind: str
     source: str | None = None
     num_layers: int | None = None  # of the draft model, to keep
+    replaces: bool = False
 
     @property
     def is_trained(self) -> bool:

@@ -267,11 +267,13 @@ class _Run:
         return DistillTrial(candidate.name, acceptance, expected, predict(expected, self.costs), took, replaced)
 
     def _replaced(self, candidate: DistillCandidate, acceptance: list[float]) -> float:
-        """The speed-up of what a candidate takes the place of: its source, if that is a candidate as a whole."""
+        """The speed-up of what a candidate takes the place of; 1 if there is none. acceptance: at its start."""
+        if not candidate.replaces:
+            return 1.0
         if candidate.is_whole:
             return predict(acceptance, self.costs).speed_up
         both = zip(self._options.candidates, self.trials, strict=False)
-        return next((trial.replaced for each, trial in both if each.is_whole and each.source == candidate.source), 1.0)
+        return next(trial.replaced for each, trial in both if each.is_whole and each.source == candidate.source)
 
     def _stops(self, stopped: Stopping, clock: _Clock) -> bool:
         """Between steps: wait as long as it is asked for, store the hours, and say whether to stop."""

@@ -73,7 +73,7 @@ def work(toy_bundle: Bundle, tmp_path: Path) -> ImproveWork:
     return found
 
 
-KEPT = ImproveRound(1, "draft", True, "answers take 0.87 of the time", [])
+KEPT = ImproveRound(1, "draft", True, "answers take 0.87 of the time", [], "")
 
 
 def names_in(folder: Path) -> set[str]:
@@ -103,7 +103,7 @@ def test_of_what_is_not_kept_the_last_head_stays(work: ImproveWork) -> None:
     for number in (2, 3):
         work.drafter(number).mkdir()
         work.end(replace(KEPT, number=number, kind="eagle3", kept=False))
-    assert names_in(work.folder) <= {"rounds.json", "lock", "drafter-3"}
+    assert names_in(work.folder) - {"lock"} == {"rounds.json", "drafter-3"}
 
 
 def test_a_kill_between_two_renames_is_mended(work: ImproveWork, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,8 +242,8 @@ def test_a_bundle_is_improved_and_undone(
     assert "Round 1 is under way: 0.0" in said
     assert "Trials: 0 of 5 (eagle3, draft-6, draft-4, draft-3, draft-2)" in said
     assert improve(path).kept
-    assert NAME in [each.name for each in read_bundle(path).manifest.drafters]
-    check_answers(path, "Count from 3 to 12, please.", NAME)
+    (name,) = [each.name for each in read_bundle(path).manifest.drafters if each.name.startswith(NAME)]
+    check_answers(path, "Count from 3 to 12, please.", name)
     monkeypatch.setattr(module, "measure", lambda *_: measured(all=1.0))
     after = read_bundle(path).manifest
     lines.clear()
