@@ -228,9 +228,9 @@ def test_places_weigh_as_much_as_they_are_reached() -> None:
         reach.follow(right, torch.ones_like(right))
     assert reach.acceptance[:2].tolist() == pytest.approx([1.0, 0.0], abs=1e-3)
     assert float(reach.acceptance[2]) == 0.5  # never reached, so that nothing is known
-    assert reach.draw(0.99) == (2, pytest.approx(0.5, abs=1e-3))
+    assert reach.draw(0.99) == pytest.approx((2, 0.5), abs=1e-3)
     reach.acceptance[:] = 0.5
-    assert reach.draw(0.0) == (3, pytest.approx(1 / 1.75))
+    assert reach.draw(0.0) == pytest.approx((3, 1 / 1.75))
     assert np.mean([reach.draw((i + 0.5) / 100)[0] for i in range(100)]) == pytest.approx(1.75)
 
 
