@@ -343,7 +343,7 @@ def test_ablations_find_their_places() -> None:
 
 
 # Lines of Python. A number is raised only in the commit that says why, and what was removed instead.
-MOST_LINES = {"runtime": 48_737, "export": 22_770, "bench": 5_757, "tests": 45_962}
+MOST_LINES = {"runtime": 48_737, "export": 22_759, "bench": 5_757, "tests": 45_964}
 # What is longer than the rules for all others: 400 lines a file, 60 a function, 16 fields a class. Entries leave.
 LONG_FILES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {}

@@ -33,7 +33,7 @@ from outrider_bench.prompts import read_prompts as bench_prompts
 from outrider_distill.data import bytes_per_token, num_tokens_in
 from outrider_distill.draft.from_bundle import draft_model_of, write_checkpoint
 from outrider_distill.main_model import read_teacher
-from outrider_distill.plan import DistillCandidate, check_heads, main_sha256
+from outrider_distill.plan import DistillCandidate, check_heads
 from outrider_distill.prediction import DistillTrial, choose
 from outrider_distill.prompts import read_prompts
 from outrider_distill.run import alone
@@ -154,7 +154,7 @@ class ImproveWork:
         held = [{"id": each.id, "category": each.category, "prompt": each.text} for each in measured]
         for path, records in ((self.prompts, train), (self.held_out, held)):
             write_whole(path, "".join(f"{json.dumps(each)}\n" for each in records).encode())
-        key = hashlib.sha256(f"{main_sha256(bundle)} {held}".encode()).hexdigest()[:16]
+        key = hashlib.sha256(f"{bundle.sha256_of(main.folder)} {held}".encode()).hexdigest()[:16]
         for other in {*self.folder.glob("data-*")} - {self.data(key)}:
             tell("The data of earlier rounds is of another main model, or of other prompts, and is deleted.")
             shutil.rmtree(other, ignore_errors=True)

@@ -8,7 +8,6 @@ A plan is frozen in the work folder. Going on with other options is refused: hal
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shutil
 from dataclasses import asdict, dataclass
@@ -17,7 +16,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from outrider.bundle.folder import Bundle, read_bundle
+from outrider.bundle.folder import read_bundle
 from outrider.bundle.hashes import sha256_of
 from outrider.bundle.manifest import MANIFEST_NAME, Geometry
 from outrider.config.files import user_path
@@ -273,18 +272,12 @@ def _look_at(main: str, progress: Progress) -> tuple[Geometry, int, str | None]:
         entry = bundle.manifest.main
         if entry.encoder is not None:
             raise ExportError(f"{main} has an encoder-decoder model, and drafters are made for decoders only.")
-        return entry.geometry, bundle.size_of(entry.folder), main_sha256(bundle)
+        return entry.geometry, bundle.size_of(entry.folder), bundle.sha256_of(entry.folder)
     source = fetch(locate(main), False, progress)
     plan = make_plan("main", source, "openvino", DEFAULT_WEIGHTS["main"])
     if plan.encoder is not None:
         raise ExportError(f"{main} is an encoder-decoder model, and drafters are made for decoders only.")
     return plan.geometry, plan.num_weights, None
-
-
-def main_sha256(bundle: Bundle) -> str:
-    """Identifies a bundle's main model, by its files."""
-    files = sorted(f"{each.path} {each.sha256}" for each in bundle.files_of(bundle.manifest.main.folder))
-    return hashlib.sha256("\n".join(files).encode()).hexdigest()
 
 
 def _check_head(kind: str, folder: Path, geometry: Geometry) -> None:

@@ -93,6 +93,7 @@ def test_a_gguf_file_and_a_cut_output_matrix(
     (["--checks", "fidelity"], 2, "The check 'fidelity' needs the checkpoint to compare with: add --against"),
     (["--checks", "batching", "--against", "x"], 2, "--checks leaves it out. Add it there."),
     (["--min-cosine", "0.9"], 2, "are for the check 'fidelity': add --against."),
+    (["--checks", "fidelity", "--against", "./nowhere"], 1, "There is no ./nowhere. Name a .gguf file"),
 ])  # fmt: skip
 def test_what_cannot_be_compared_is_said(
     pair: Bundle, arguments: list[str], code: int, message: str, prompts: Path, capsys: pytest.CaptureFixture[str]

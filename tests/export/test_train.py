@@ -280,6 +280,7 @@ def test_killed_many_times_it_ends_in_the_same_weights(
     seen, (head, _) = Remembered(), start_head(teacher, data)
     assert fit(head, data, num_steps=14, seed=3, checkpoint=path, watch=seen) == report  # is not done again
     assert seen.losses == []
+    assert torch.equal(head.state_dict()["lm_head.weight"], weights["lm_head.weight"])
 
 
 class Countdown:

@@ -107,17 +107,13 @@ class Reach:
     def __init__(self, num_places: int) -> None:
         self.acceptance = torch.full((num_places,), _FIRST_ACCEPTANCE)  # float32, on the CPU
 
-    @property
-    def _reached(self) -> Any:
-        """float32 [places]: 1 for the first one."""
-        return torch.cat([torch.ones(1), self.acceptance[:-1].cumprod(0)])
-
     def draw(self, chance: float) -> tuple[int, float]:
         """The places of a batch, and the weight of each: the expected weights of all places sum up to 1.
 
         chance: uniform in [0, 1).
         """
-        return int((self._reached > chance).sum()), 1 / float(self._reached.sum())
+        reached = torch.cat([torch.ones(1), self.acceptance[:-1].cumprod(0)])
+        return int((reached > chance).sum()), 1 / float(reached.sum())
 
     def follow(self, right: Any, valid: Any) -> None:
         """Count a batch. right, valid: bool [N, its places], as `Accuracy.add`."""
